@@ -1,0 +1,164 @@
+//! Finding blocks by the key of their content.
+
+use super::BlockPool;
+use crate::BlockId;
+use crate::block_key::BlockKey;
+use crate::block_state::{BlockState, MAX_REFS};
+use crate::error::OutOfBlocks;
+use crate::sync::Ordering;
+
+/// How much of a prefix is cached, at the moment of asking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PrefixPeek {
+    /// Blocks of the prefix that are cached.
+    pub hits: usize,
+    /// Of those, the ones that nobody holds: taking them makes that many blocks fewer free.
+    pub free_hits: usize,
+}
+
+/// Units that a look-up reserved for free hits, and how it spent them.
+#[derive(Default)]
+struct Grant {
+    units: u32,
+    touched: u32,
+}
+
+impl BlockPool {
+    /// How many leading keys are cached. Changes nothing, the free order included.
+    pub fn peek_prefix(&self, keys: &[BlockKey]) -> PrefixPeek {
+        let mut peek = PrefixPeek::default();
+        for (_, state) in keys.iter().map_while(|key| self.find(key)) {
+            peek.hits += 1;
+            peek.free_hits += usize::from(state.is_free());
+        }
+        peek
+    }
+
+    /// Takes a reference on the block of each leading key that is cached, writes their ids to `out`
+    /// and returns how many. Looks at no more keys than `out` has room for.
+    pub fn match_prefix(&self, keys: &[BlockKey], out: &mut [BlockId]) -> usize {
+        let (candidates, free) = self.find_prefix(keys, out);
+        // If the free hits cannot be reserved at once, another thread is taking blocks; each is
+        // then reserved on its own, as far as it goes.
+        let reserved = self.availability.reserve(free).is_ok();
+        let mut grant = Grant {
+            units: if reserved { free as u32 } else { 0 },
+            touched: 0,
+        };
+        let hits = self.acquire_prefix(keys, &mut out[..candidates], &mut grant);
+        self.availability.settle(grant.units, grant.touched);
+        hits
+    }
+
+    /// Admits a sequence: takes a reference on the block of each leading key that is cached, as
+    /// [`match_prefix`](Self::match_prefix), and fills `new` with blocks that only the caller
+    /// holds. Takes all of `new` and the hits, or nothing at all.
+    ///
+    /// Returns the hits taken. They can be fewer than a [peek](Self::peek_prefix) promised when
+    /// another thread evicts or retracts one meanwhile; `new` is filled nevertheless.
+    ///
+    /// # Errors
+    /// [`OutOfBlocks`] if the free hits and `new` together are more than the free blocks.
+    pub fn admit(
+        &self,
+        keys: &[BlockKey],
+        hits: &mut [BlockId],
+        new: &mut [BlockId],
+    ) -> Result<usize, OutOfBlocks> {
+        let (candidates, free) = self.find_prefix(keys, hits);
+        self.reserve(free + new.len())?;
+        let mut grant = Grant {
+            units: free as u32,
+            touched: 0,
+        };
+        let taken = self.acquire_prefix(keys, &mut hits[..candidates], &mut grant);
+        self.collect(new);
+        self.availability.settle(grant.units, grant.touched);
+        Ok(taken)
+    }
+
+    /// The block that a hit on `key` returns now, with the state that was seen. With several
+    /// copies it is the one published first.
+    pub(super) fn find(&self, key: &BlockKey) -> Option<(BlockId, BlockState)> {
+        let mut matching = self.index.candidates(key).filter_map(|id| {
+            let state = self.state(id).load(Ordering::Acquire);
+            (state.is_hashed() && self.keys.matches(id, key)).then_some((id, state))
+        });
+        if self.stamps.is_some() {
+            matching.min_by_key(|(id, _)| self.stamp_of(*id))
+        } else {
+            matching.next()
+        }
+    }
+
+    /// Writes the blocks that would be hit to `out`; returns how many, and how many are free.
+    fn find_prefix(&self, keys: &[BlockKey], out: &mut [BlockId]) -> (usize, usize) {
+        let (mut hits, mut free) = (0, 0);
+        for (key, slot) in keys.iter().zip(out) {
+            let Some((id, state)) = self.find(key) else {
+                break;
+            };
+            *slot = id;
+            hits += 1;
+            free += usize::from(state.is_free());
+        }
+        (hits, free)
+    }
+
+    /// Takes the candidates in order, looking once more for those that went away; stops at the
+    /// first key that is gone, and returns how many were taken.
+    fn acquire_prefix(
+        &self,
+        keys: &[BlockKey],
+        candidates: &mut [BlockId],
+        grant: &mut Grant,
+    ) -> usize {
+        for (taken, (id, key)) in candidates.iter_mut().zip(keys).enumerate() {
+            if self.acquire(*id, key, grant) {
+                continue;
+            }
+            match self.find(key) {
+                Some((other, _)) if self.acquire(other, key, grant) => *id = other,
+                _ => return taken,
+            }
+        }
+        candidates.len()
+    }
+
+    /// Takes one reference if the block holds `key`. The swap that takes it is also what confirms
+    /// the comparison: the word is the same as before it, so the tenancy and its key are.
+    fn acquire(&self, id: BlockId, key: &BlockKey, grant: &mut Grant) -> bool {
+        let state = self.state(id);
+        let mut found = state.load(Ordering::Acquire);
+        while found.is_hashed() && self.keys.matches(id, key) {
+            let free = found.is_free();
+            if free {
+                // A free block may be promised to an allocation; only with a unit of our own may
+                // we take one (INV-4).
+                if grant.units == 0 {
+                    if self.availability.reserve(1).is_err() {
+                        return false;
+                    }
+                    grant.units = 1;
+                }
+            } else if found.refs() == MAX_REFS {
+                return false;
+            }
+            let held = if free {
+                found.touched()
+            } else {
+                found.shared()
+            };
+            // Acquire: the content was written before the publish that made the block hashed.
+            match state.swap(found, held, Ordering::Acquire, Ordering::Acquire) {
+                Ok(()) => {
+                    grant.units -= u32::from(free);
+                    grant.touched += u32::from(free);
+                    return true;
+                }
+                Err(now) => found = now,
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,60 @@
+//! The one place that decides whose atomics the pool runs on: the standard library's, loom's
+//! (every legal memory order, `--cfg loom`) or shuttle's (random schedules, `--cfg shuttle`).
+//! No other file names an atomics module; a test in `tests/source_rules.rs` holds us to it.
+
+#[cfg(loom)]
+mod announced;
+
+use std::ops::Deref;
+
+#[cfg(loom)]
+pub(crate) use {
+    announced::{AtomicU32, AtomicU64},
+    loom::{hint::spin_loop, sync::atomic::Ordering},
+};
+
+#[cfg(all(shuttle, not(loom)))]
+pub(crate) use shuttle::{
+    hint::spin_loop,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use std::{
+    hint::spin_loop,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+/// A statistic: how often something happened.
+///
+/// Always the standard library's atomic, also under a model checker, because no decision of the
+/// pool reads it: modelling it would multiply the schedules to explore without adding a behaviour.
+/// Relaxed throughout for the same reason.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(std::sync::atomic::AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        if n != 0 {
+            self.0.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+/// Keeps a word that many threads write on a cache line of its own; 128 bytes because x86-64
+/// fetches lines in pairs and aarch64 servers have lines that long.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct CachePadded<T>(pub(crate) T);
+
+impl<T> Deref for CachePadded<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}

@@ -1,0 +1,130 @@
+//! What the pool costs beside the blocks: memory per block, and none allocated after construction
+//! (INV-12).
+#![cfg(not(any(loom, shuttle)))]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use looseleaf::{
+    BlockId, BlockKey, BlockPool, DuplicatePolicy, FreeOrder, KeyWidth, PoolConfig, Tuning,
+};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: hands everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn key(i: u64) -> BlockKey {
+    BlockKey([i, i, 0, 0])
+}
+
+fn assert_allocation_free(what: &str, call: impl FnOnce()) {
+    let before = ALLOCATIONS.get();
+    call();
+    assert_eq!(ALLOCATIONS.get() - before, 0, "{what} allocated memory");
+}
+
+#[test]
+fn no_call_on_the_hot_path_allocates_memory() {
+    for free_order in [FreeOrder::UnhashedFirst, FreeOrder::AppendAll] {
+        // Small rings, so that moves, swaps and spills are among the calls.
+        let tuning = Tuning {
+            young_slots: Some(40),
+            aged_slots: Some(150),
+            ..Tuning::default()
+        };
+        let config = PoolConfig {
+            free_order,
+            tuning,
+            duplicate_policy: DuplicatePolicy::KeepAll,
+            ..PoolConfig::new(201)
+        };
+        let pool = BlockPool::new(config).unwrap();
+        let keys: Vec<_> = (0..100).map(key).collect();
+        let mut ids: Vec<BlockId> = vec![0; 200];
+        let mut hits: Vec<BlockId> = vec![0; 100];
+        for round in 0..50 {
+            assert_allocation_free("allocate", || pool.allocate(&mut ids).unwrap());
+            // In no order, so that the search for duplicates takes its long way.
+            ids.sort_unstable_by_key(|id| id.wrapping_mul(2_654_435_761));
+            assert_allocation_free("publish", || {
+                for (id, i) in ids.iter().zip(0..) {
+                    pool.publish(*id, &key(i)).unwrap();
+                }
+            });
+            assert_allocation_free("share", || pool.share(&ids).unwrap());
+            assert_allocation_free("release", || pool.release(&ids).unwrap());
+            assert_allocation_free("release_distinct", || pool.release_distinct(&ids).unwrap());
+            for _ in 0..10 {
+                assert_allocation_free("look-up", || {
+                    let expected = pool.peek_prefix(&keys).hits;
+                    assert_eq!(pool.match_prefix(&keys, &mut hits), expected);
+                    pool.release(&hits[..expected]).unwrap();
+                });
+            }
+            assert_allocation_free("admit", || {
+                let taken = pool
+                    .admit(&keys[..10], &mut hits[..10], &mut ids[..20])
+                    .unwrap();
+                pool.release(&hits[..taken]).unwrap();
+                pool.release(&ids[..20]).unwrap();
+            });
+            assert_allocation_free("retract", || {
+                pool.retract(1 + round).unwrap();
+            });
+            assert_allocation_free("stats", || assert_eq!(pool.stats().free, 200));
+            assert_allocation_free("a refused call", || {
+                pool.allocate(&mut [0; 201]).unwrap_err();
+                pool.release(&[1, 1]).unwrap_err();
+            });
+        }
+        let stats = pool.stats();
+        assert!(
+            stats.moves > 0 && stats.role_swaps > 0 && stats.spills > 0,
+            "{stats:?}"
+        );
+    }
+}
+
+#[test]
+fn a_block_costs_92_bytes_with_128_bit_keys_and_108_with_256() {
+    let bytes_per_block = |key_width, duplicate_policy| {
+        let blocks = 1 << 20;
+        let config = PoolConfig {
+            key_width,
+            duplicate_policy,
+            ..PoolConfig::new(blocks)
+        };
+        BlockPool::new(config).unwrap().metadata_bytes() as f64 / f64::from(blocks)
+    };
+    assert_eq!(
+        bytes_per_block(KeyWidth::Bits128, DuplicatePolicy::FirstWins),
+        92.0
+    );
+    assert_eq!(
+        bytes_per_block(KeyWidth::Bits256, DuplicatePolicy::FirstWins),
+        108.0
+    );
+    assert_eq!(
+        bytes_per_block(KeyWidth::Bits256, DuplicatePolicy::KeepAll),
+        116.0
+    );
+}
