@@ -1,0 +1,372 @@
+//! The sequence manager: sequences over one pool, one call per engine step.
+
+mod admission;
+mod audit;
+mod commit;
+mod leave;
+mod prepare;
+mod reshape;
+mod returns;
+mod row_slots;
+mod schedule;
+mod sequences;
+mod step_end;
+mod steps;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::hash_chain::SpannedKey;
+use crate::layout::GroupSpec;
+use crate::manager_error::ManagerError;
+use crate::sequence::{FinishReason, SeqHandle, Sequence};
+use crate::step::{Announcement, StepShape};
+use crate::{BlockHasher, BlockId, BlockKey, BlockPool, HashAlgo, KeyWidth, PoolError};
+
+pub use admission::PrefixMatch;
+pub use audit::ManagerStats;
+pub use commit::FinishedRow;
+pub use prepare::StepInfo;
+pub use schedule::{Blocked, RunningOutcome};
+
+use returns::Returns;
+use row_slots::RowSlots;
+pub(crate) use sequences::Sequences;
+use steps::Steps;
+
+/// How a [`KVCacheManager`] is built.
+#[derive(Clone, Debug)]
+pub struct ManagerConfig {
+    /// The KV-cache groups, each with a block table per sequence. Their block sizes must agree.
+    pub groups: Vec<GroupSpec>,
+    /// Rows of a step: sequences that can hold blocks at one time.
+    pub max_num_seqs: u32,
+    /// The most tokens a sequence can have, prompt and output together.
+    pub max_model_len: u32,
+    /// The most tokens one step can compute.
+    pub max_num_batched_tokens: u32,
+    /// Whether blocks are reused between sequences by content.
+    pub enable_prefix_caching: bool,
+    /// How content is hashed.
+    pub hash_algo: HashAlgo,
+    /// Where hash chains start; `None` for the algorithm's fixed start.
+    pub hash_seed: Option<String>,
+    /// Steps that may be prepared and not yet committed: 1 or 2.
+    pub max_steps_in_flight: u8,
+}
+
+impl ManagerConfig {
+    const MAX_ROWS: u64 = 1 << 16;
+    const MAX_I32: u64 = i32::MAX as u64;
+
+    fn validate(&self) -> Result<(), ManagerError> {
+        let within = |field, found: u64, most: u64, allowed| {
+            if (1..=most).contains(&found) {
+                return Ok(());
+            }
+            Err(ManagerError::InvalidConfig {
+                field,
+                found,
+                allowed,
+            })
+        };
+        let (lens, batch) = (
+            self.max_model_len.into(),
+            self.max_num_batched_tokens.into(),
+        );
+        within("groups", self.groups.len() as u64, 64, "1 to 64")?;
+        within(
+            "max_num_seqs",
+            self.max_num_seqs.into(),
+            Self::MAX_ROWS,
+            "1 to 65,536",
+        )?;
+        within("max_model_len", lens, Self::MAX_I32, "1 to 2,147,483,647")?;
+        within(
+            "max_num_batched_tokens",
+            batch,
+            Self::MAX_I32,
+            "1 to 2,147,483,647",
+        )?;
+        within(
+            "max_steps_in_flight",
+            self.max_steps_in_flight.into(),
+            2,
+            "1 or 2",
+        )?;
+        let expected = self.groups[0].block_size;
+        for (group, spec) in self.groups.iter().enumerate() {
+            spec.validate()?;
+            if spec.block_size != expected {
+                let found = spec.block_size;
+                return Err(ManagerError::MixedBlockSizes {
+                    group,
+                    found,
+                    expected,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a sequence starts from.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenParams<'a> {
+    /// The prompt, at least one token.
+    pub tokens: &'a [u32],
+    /// Sequences share cached blocks only within one salt.
+    pub salt: Option<&'a str>,
+    /// What else keys and values depend on: adapters, media, embeddings.
+    pub extra_keys: &'a [SpannedKey],
+    /// Most tokens to generate, at least 1.
+    pub max_tokens: u32,
+    /// Tokens to generate before an end-of-sequence or stop token counts.
+    pub min_tokens: u32,
+    /// Tokens that end the sequence; empty to ignore them.
+    pub eos_token_ids: &'a [u32],
+    /// Further tokens that end the sequence.
+    pub stop_token_ids: &'a [u32],
+}
+
+/// Where the block of an announcement is, and which step will have filled it.
+#[derive(Clone, Copy, Debug)]
+struct Announced {
+    block: BlockId,
+    step: u64,
+}
+
+/// Lists that calls fill and empty again, kept so that they allocate once.
+#[derive(Debug, Default)]
+struct Scratch {
+    ids: Vec<BlockId>,
+    keys: Vec<BlockKey>,
+    announced: Vec<Option<Announced>>,
+    shared: Vec<BlockId>,
+    groups: Vec<usize>,
+    lost: Vec<Announcement>,
+    affected: Vec<SeqHandle>,
+    finished: Vec<FinishedRow>,
+}
+
+/// Owns sequences over one [`BlockPool`]: their tokens, lengths, block tables and stop rules.
+///
+/// A sequence is [opened](Self::open), [admitted](Self::admit) to a row with blocks for all its
+/// known tokens, scheduled step by step ([`append`](Self::append) or
+/// [`schedule_running`](Self::schedule_running)) and [closed](Self::close). A step is filled, then
+/// [prepared](Self::prepare) into the caller's arrays, run by the caller and
+/// [committed](Self::commit_step).
+///
+/// A decode step costs time in proportion to its tokens and to the rows that changed; context
+/// length does not matter. Nothing is allocated after a sequence's admission.
+///
+/// The manager has one writer; the pool may serve others at the same time. What must hold between
+/// calls is numbered in [`check_invariants`](Self::check_invariants).
+#[derive(Debug)]
+pub struct KVCacheManager {
+    pool: Arc<BlockPool>,
+    config: ManagerConfig,
+    block_size: u32,
+    /// `None` without prefix caching.
+    hasher: Option<BlockHasher>,
+    sequences: Sequences,
+    rows: RowSlots,
+    /// Sequences with a row, in the order of admission.
+    running: Vec<SeqHandle>,
+    steps: Steps,
+    /// Blocks that uncommitted steps will have filled, for sequences of this manager only: the
+    /// pool learns of a block when it *is* filled.
+    announced: HashMap<BlockKey, Announced>,
+    returns: Returns,
+    stats: ManagerStats,
+    scratch: Scratch,
+}
+
+impl KVCacheManager {
+    /// A manager without sequences.
+    ///
+    /// # Errors
+    /// [`ManagerError::InvalidConfig`] and [`ManagerError::MixedBlockSizes`] name the value at
+    /// fault; [`PoolError::KeyTooWide`] if the pool cannot keep the keys of `hash_algo`.
+    pub fn new(pool: Arc<BlockPool>, config: ManagerConfig) -> Result<Self, ManagerError> {
+        config.validate()?;
+        if config.enable_prefix_caching
+            && config.hash_algo.key_width() == KeyWidth::Bits256
+            && pool.config().key_width == KeyWidth::Bits128
+        {
+            return Err(PoolError::KeyTooWide { bits: 128 }.into());
+        }
+        let shape = StepShape {
+            max_num_seqs: config.max_num_seqs,
+            groups: config.groups.len(),
+        };
+        let steps = usize::from(config.max_steps_in_flight) + 1;
+        let announcements = steps * config.max_num_seqs as usize * config.groups.len();
+        let hasher = || BlockHasher::new(config.hash_algo.clone(), config.hash_seed.as_deref());
+        Ok(Self {
+            block_size: config.groups[0].block_size,
+            hasher: config.enable_prefix_caching.then(hasher),
+            sequences: Sequences::default(),
+            rows: RowSlots::new(config.max_num_seqs),
+            running: Vec::with_capacity(config.max_num_seqs as usize),
+            steps: Steps::new(shape, config.max_steps_in_flight),
+            announced: HashMap::with_capacity(announcements),
+            returns: Returns::new(Arc::clone(&pool)),
+            stats: ManagerStats::default(),
+            scratch: Scratch::default(),
+            pool,
+            config,
+        })
+    }
+
+    /// The pool the blocks come from.
+    pub fn pool(&self) -> &Arc<BlockPool> {
+        &self.pool
+    }
+
+    /// How the manager was built.
+    pub fn config(&self) -> &ManagerConfig {
+        &self.config
+    }
+
+    /// Tokens per block.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Entries of a block table that a sequence of `max_model_len` tokens fills.
+    pub fn max_blocks_per_seq(&self) -> u32 {
+        self.config.max_model_len.div_ceil(self.block_size)
+    }
+
+    /// Sequences that hold a row.
+    pub fn num_running(&self) -> usize {
+        self.rows.num_taken()
+    }
+
+    /// Sequences that are open.
+    pub fn num_open(&self) -> usize {
+        self.sequences.len()
+    }
+
+    /// The sequence's tokens, prompt first.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`], as for every question about a sequence.
+    pub fn tokens(&self, handle: SeqHandle) -> Result<&[u32], ManagerError> {
+        Ok(&self.sequences.get(handle)?.tokens)
+    }
+
+    /// How many tokens the sequence has.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`].
+    pub fn num_tokens(&self, handle: SeqHandle) -> Result<u32, ManagerError> {
+        Ok(self.sequences.get(handle)?.len())
+    }
+
+    /// How many of its tokens the sequence generated.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`].
+    pub fn output_len(&self, handle: SeqHandle) -> Result<u32, ManagerError> {
+        Ok(self.sequences.get(handle)?.output_len())
+    }
+
+    /// How many leading tokens have their keys and values in the sequence's blocks, by committed
+    /// steps or by prefix hits.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`].
+    pub fn num_computed_tokens(&self, handle: SeqHandle) -> Result<u32, ManagerError> {
+        Ok(self.sequences.get(handle)?.computed)
+    }
+
+    /// How many tokens the first admission found ready: prefix hits and external tokens. Later
+    /// admissions, after a preemption, do not change it.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`].
+    pub fn num_cached_tokens(&self, handle: SeqHandle) -> Result<u32, ManagerError> {
+        Ok(self.sequences.get(handle)?.cached.unwrap_or(0))
+    }
+
+    /// The sequence's blocks in one group, in the order of its tokens.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`] and [`ManagerError::UnknownGroup`].
+    pub fn block_ids(&self, handle: SeqHandle, group: usize) -> Result<&[BlockId], ManagerError> {
+        self.check_group(group)?;
+        Ok(self.sequences.get(handle)?.table.ids(group))
+    }
+
+    /// The sequence's row slot; `None` while it is not admitted.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`].
+    pub fn row(&self, handle: SeqHandle) -> Result<Option<u32>, ManagerError> {
+        Ok(self.sequences.get(handle)?.row)
+    }
+
+    /// Why the sequence is complete, if it is.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`].
+    pub fn finish_reason(&self, handle: SeqHandle) -> Result<Option<FinishReason>, ManagerError> {
+        Ok(self.sequences.get(handle)?.finished)
+    }
+
+    /// The sequences that hold a row, in the order of their admission.
+    pub fn running(&self) -> &[SeqHandle] {
+        &self.running
+    }
+
+    fn num_groups(&self) -> usize {
+        self.config.groups.len()
+    }
+
+    fn check_group(&self, group: usize) -> Result<(), ManagerError> {
+        let groups = self.num_groups();
+        if group < groups {
+            Ok(())
+        } else {
+            Err(ManagerError::UnknownGroup { group, groups })
+        }
+    }
+
+    /// Blocks for that many tokens, over all groups, if a pool with nothing else in it has them.
+    fn blocks_that_can_fit(&self, tokens: u32) -> Result<usize, ManagerError> {
+        let asked = tokens.div_ceil(self.block_size) as usize * self.num_groups();
+        let usable = self.pool.num_usable();
+        if asked <= usable {
+            return Ok(asked);
+        }
+        Err(ManagerError::CanNeverFit {
+            tokens,
+            asked: asked as u32,
+            usable: usable as u32,
+        })
+    }
+
+    /// The sequence and its row slot.
+    fn admitted(&self, handle: SeqHandle) -> Result<(&Sequence, u32), ManagerError> {
+        let sequence = self.sequences.get(handle)?;
+        match sequence.row {
+            Some(slot) => Ok((sequence, slot)),
+            None => Err(ManagerError::NotAdmitted {
+                handle: handle.raw(),
+            }),
+        }
+    }
+
+    /// Refuses a change to the blocks of a sequence that an uncommitted step holds.
+    fn check_idle(&self, handle: SeqHandle, slot: u32) -> Result<(), ManagerError> {
+        match self.steps.newest_with(slot, handle) {
+            None => Ok(()),
+            Some(step) => Err(ManagerError::InUncommittedStep {
+                handle: handle.raw(),
+                step,
+            }),
+        }
+    }
+}

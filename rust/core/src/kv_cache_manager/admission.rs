@@ -1,0 +1,288 @@
+//! Opening sequences and admitting them: prefix hits, and blocks for the rest.
+
+use super::{Announced, KVCacheManager, OpenParams, Scratch};
+use crate::block_table::BlockTable;
+use crate::hash_chain::HashChain;
+use crate::manager_error::ManagerError;
+use crate::sequence::{SeqHandle, Sequence, StopRules};
+use crate::{BlockKey, OutOfBlocks};
+
+/// What an admission would find now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PrefixMatch {
+    /// Leading tokens whose keys and values are there, or will be when the steps scheduled so far
+    /// have run.
+    pub num_cached_tokens: u32,
+    /// Blocks of that prefix, over all groups, that nobody holds: taking them uses up free blocks.
+    pub free_hit_blocks: u32,
+    /// Further blocks, over all groups, that the known tokens need.
+    pub new_blocks: u32,
+}
+
+/// Where a block with wanted content is.
+#[derive(Clone, Copy)]
+enum Hit {
+    Held,
+    Free,
+    Announced(Announced),
+}
+
+impl KVCacheManager {
+    /// Opens a sequence. It holds no blocks until it is admitted; the keys of the prompt's full
+    /// blocks are computed here, once.
+    ///
+    /// # Errors
+    /// [`ManagerError::InvalidRequest`] for an empty prompt or `max_tokens` of 0,
+    /// [`ManagerError::TooLong`] if the prompt leaves no room for a token, and
+    /// [`ManagerError::CanNeverFit`] if it is larger than the pool.
+    pub fn open(&mut self, params: OpenParams<'_>) -> Result<SeqHandle, ManagerError> {
+        let refuse = |field| {
+            Err(ManagerError::InvalidRequest {
+                field,
+                found: 0,
+                allowed: "at least 1",
+            })
+        };
+        if params.tokens.is_empty() {
+            return refuse("the number of prompt tokens");
+        }
+        if params.max_tokens == 0 {
+            return refuse("max_tokens");
+        }
+        let max_model_len = self.config.max_model_len;
+        if params.tokens.len() >= max_model_len as usize {
+            let tokens = params.tokens.len() as u64 + 1;
+            return Err(ManagerError::TooLong {
+                tokens,
+                max_model_len,
+            });
+        }
+        self.blocks_that_can_fit(params.tokens.len() as u32)?;
+        let stop = StopRules {
+            eos_token_ids: params.eos_token_ids.into(),
+            stop_token_ids: params.stop_token_ids.into(),
+            min_tokens: params.min_tokens,
+            max_tokens: params.max_tokens,
+            max_model_len,
+        };
+        let chain = HashChain::new(params.salt, params.extra_keys);
+        let table = BlockTable::new(self.num_groups());
+        let mut sequence = Sequence::new(params.tokens.to_vec(), stop, chain, table);
+        self.hash_known(&mut sequence);
+        Ok(self.sequences.insert(sequence))
+    }
+
+    /// How much of the sequence [`admit`](Self::admit) would find cached, and what else it would
+    /// take. Changes nothing. At least the last token is always left to compute, so the prefix is
+    /// at most `num_tokens - 1` long, in whole blocks.
+    ///
+    /// # Errors
+    /// [`ManagerError::UnknownHandle`].
+    pub fn match_prefix(&self, handle: SeqHandle) -> Result<PrefixMatch, ManagerError> {
+        let sequence = self.sequences.get(handle)?;
+        let (mut hits, mut free_hits) = (0, 0);
+        'blocks: for key in self.candidates(sequence) {
+            let mut free = 0;
+            for group in 0..self.num_groups() as u32 {
+                match self.find(&key.with_group(group)) {
+                    Some(Hit::Free) => free += 1,
+                    Some(_) => {}
+                    None => break 'blocks,
+                }
+            }
+            hits += 1;
+            free_hits += free;
+        }
+        let blocks = sequence.len().div_ceil(self.block_size);
+        Ok(PrefixMatch {
+            num_cached_tokens: hits * self.block_size,
+            free_hit_blocks: free_hits,
+            new_blocks: (blocks - hits) * self.num_groups() as u32,
+        })
+    }
+
+    /// Gives the sequence a row and blocks for all tokens it has, prompt and generated ones, taking
+    /// those of the cached prefix as they are. Returns the tokens that need no computing.
+    ///
+    /// `external_tokens` more tokens after the cached prefix count as computed: the caller fills
+    /// their blocks before it runs the sequence's first step.
+    ///
+    /// # Errors
+    /// [`ManagerError::OutOfBlocks`] and [`ManagerError::NoFreeRow`] when the admission must wait,
+    /// [`ManagerError::CanNeverFit`] when waiting cannot help. Nothing has changed then, the order
+    /// of the free blocks included.
+    pub fn admit(&mut self, handle: SeqHandle, external_tokens: u32) -> Result<u32, ManagerError> {
+        let sequence = self.sequences.get(handle)?;
+        if sequence.row.is_some() {
+            return Err(ManagerError::AlreadyAdmitted {
+                handle: handle.raw(),
+            });
+        }
+        if sequence.finished.is_some() {
+            return Err(ManagerError::AlreadyFinished {
+                handle: handle.raw(),
+            });
+        }
+        self.rows.check_free(1)?;
+        let blocks = self.blocks_that_can_fit(sequence.len())?;
+        let hits = self.take_blocks(handle, blocks)?;
+        self.depend_on_announcements(handle);
+
+        let slot = self.rows.take(handle)?;
+        self.running.push(handle);
+        let block_size = self.block_size;
+        let groups = self.num_groups();
+        let sequence = self.sequences.get_mut(handle)?;
+        sequence.reserve(block_size);
+        self.scratch
+            .ids
+            .chunks_exact(groups)
+            .for_each(|ids| sequence.table.push(ids));
+
+        let hit_tokens = hits * block_size;
+        let ready = hit_tokens
+            .saturating_add(external_tokens)
+            .min(sequence.len() - 1);
+        sequence.row = Some(slot);
+        sequence.computed = ready;
+        sequence.scheduled = ready;
+        sequence.settled = hits;
+        sequence.cached.get_or_insert(ready);
+        self.stats.count_lookup(sequence, hit_tokens);
+        Ok(ready)
+    }
+
+    /// Takes the cached prefix and new blocks for the rest, `blocks` in all, into `scratch.ids` in
+    /// the order of the table, all groups of one index together. Returns the blocks per group that
+    /// were hit.
+    fn take_blocks(&mut self, handle: SeqHandle, blocks: usize) -> Result<u32, ManagerError> {
+        loop {
+            let hits = self.plan_hits(handle)?;
+            let Scratch {
+                ids,
+                keys,
+                announced,
+                shared,
+                ..
+            } = &mut self.scratch;
+            shared.clear();
+            shared.extend(announced.iter().flatten().map(|hit| hit.block));
+            self.pool.share(shared)?;
+
+            // Behind the table's own entries: room for what the pool finds in the prefix.
+            ids.clear();
+            ids.resize(blocks + keys.len(), 0);
+            let (table, found) = ids.split_at_mut(blocks);
+            let (prefix, new) = table.split_at_mut(announced.len());
+            let taken = match self.pool.admit(keys, found, new) {
+                Ok(taken) => taken,
+                Err(refusal) => {
+                    self.pool.release_distinct(shared)?;
+                    return Err(out_of_blocks(refusal));
+                }
+            };
+            if taken == keys.len() {
+                let mut found = found.iter();
+                for (entry, announced) in prefix.iter_mut().zip(announced) {
+                    let block = announced.map(|hit| hit.block);
+                    *entry = block
+                        .or_else(|| found.next().copied())
+                        .expect("one hit per key");
+                }
+                ids.truncate(blocks);
+                return Ok(hits);
+            }
+            // Another thread evicted a hit in between, so the prefix is shorter than planned and
+            // the new blocks are too few. That thread got on; look again.
+            self.pool.release_distinct(new)?;
+            self.pool.release_distinct(&found[..taken])?;
+            self.pool.release_distinct(shared)?;
+        }
+    }
+
+    /// Lists the cached prefix: `scratch.announced` has an entry per block, `scratch.keys` the keys
+    /// of those that the pool has. Returns the blocks per group.
+    fn plan_hits(&mut self, handle: SeqHandle) -> Result<u32, ManagerError> {
+        let mut keys = std::mem::take(&mut self.scratch.keys);
+        let mut announced = std::mem::take(&mut self.scratch.announced);
+        keys.clear();
+        announced.clear();
+        let mut hits = 0;
+        'blocks: for key in self.candidates(self.sequences.get(handle)?) {
+            let whole = (keys.len(), announced.len());
+            for group in 0..self.num_groups() as u32 {
+                let key = key.with_group(group);
+                match self.find(&key) {
+                    Some(Hit::Announced(block)) => announced.push(Some(block)),
+                    Some(_) => {
+                        keys.push(key);
+                        announced.push(None);
+                    }
+                    None => {
+                        // A prefix counts only while all groups have it.
+                        keys.truncate(whole.0);
+                        announced.truncate(whole.1);
+                        break 'blocks;
+                    }
+                }
+            }
+            hits += 1;
+        }
+        self.scratch.keys = keys;
+        self.scratch.announced = announced;
+        Ok(hits)
+    }
+
+    /// Notes in the steps whose announcements were just taken that the sequence needs them.
+    fn depend_on_announcements(&mut self, handle: SeqHandle) {
+        for announced in self.scratch.announced.iter().flatten() {
+            for step in self
+                .steps
+                .all_mut()
+                .filter(|step| step.id == announced.step)
+            {
+                if step.dependants.last() != Some(&handle) {
+                    step.dependants.push(handle);
+                }
+            }
+        }
+    }
+
+    /// Keys of the blocks that a look-up may take: full ones, and never the last token's.
+    fn candidates<'a>(&self, sequence: &'a Sequence) -> impl Iterator<Item = BlockKey> + use<'a> {
+        let most = match self.hasher {
+            Some(_) => (sequence.len() - 1) / self.block_size,
+            None => 0,
+        };
+        sequence.chain.keys().iter().take(most as usize).copied()
+    }
+
+    /// Looks for filled blocks first: they are there whatever becomes of the steps in flight.
+    fn find(&self, key: &BlockKey) -> Option<Hit> {
+        let peek = self.pool.peek_prefix(std::slice::from_ref(key));
+        match (peek.hits, peek.free_hits) {
+            (0, _) => self.announced.get(key).copied().map(Hit::Announced),
+            (_, 0) => Some(Hit::Held),
+            _ => Some(Hit::Free),
+        }
+    }
+
+    /// Computes the keys of all full blocks of the sequence's tokens.
+    pub(super) fn hash_known(&self, sequence: &mut Sequence) {
+        if let Some(hasher) = &self.hasher {
+            let blocks = sequence.tokens.len() / self.block_size as usize;
+            sequence
+                .chain
+                .extend_to(blocks, &sequence.tokens, self.block_size, hasher);
+        }
+    }
+}
+
+/// The pool's refusal, with what is missing.
+pub(super) fn out_of_blocks(pool: OutOfBlocks) -> ManagerError {
+    let missing = pool.asked.saturating_sub(pool.free).max(1);
+    ManagerError::OutOfBlocks {
+        missing: missing as u32,
+        pool,
+    }
+}
