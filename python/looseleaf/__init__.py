@@ -1,0 +1,79 @@
+"""looseleaf: the KV-cache block pool for Python LLM servers, and an engine that proves it.
+
+Importing this package loads neither the compiled extension, NumPy nor torch: each name below is imported when
+it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from looseleaf._core import (
+        BlockHasher,
+        BlockKeys,
+        BlockList,
+        BlockPool,
+        GroupSpec,
+        KVCacheManager,
+        LayerSpec,
+    )
+    from looseleaf.block_manager import BlockManager
+    from looseleaf.engine.llm import LLM
+    from looseleaf.engine.outputs import CompletionOutput, RequestOutput
+    from looseleaf.engine.sampling_params import SamplingParams
+
+_HOME = {
+    "BlockHasher": "looseleaf._core",
+    "BlockKeys": "looseleaf._core",
+    "BlockList": "looseleaf._core",
+    "BlockPool": "looseleaf._core",
+    "GroupSpec": "looseleaf._core",
+    "KVCacheManager": "looseleaf._core",
+    "LayerSpec": "looseleaf._core",
+    "BlockManager": "looseleaf.block_manager",
+    "LLM": "looseleaf.engine.llm",
+    "CompletionOutput": "looseleaf.engine.outputs",
+    "RequestOutput": "looseleaf.engine.outputs",
+    "SamplingParams": "looseleaf.engine.sampling_params",
+}
+
+__all__ = [
+    "LLM",
+    "BlockHasher",
+    "BlockKeys",
+    "BlockList",
+    "BlockManager",
+    "BlockPool",
+    "CompletionOutput",
+    "GroupSpec",
+    "KVCacheManager",
+    "LayerSpec",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from looseleaf._core import __version__
+
+        return __version__
+    if name in _HOME:
+        try:
+            return getattr(importlib.import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("looseleaf"):
+                raise
+            from looseleaf.errors import MissingExtraError
+
+            raise MissingExtraError(
+                f"looseleaf.{name} needs {error.name}, which is not installed: pip install 'looseleaf[engine]'"
+            ) from error
+    raise AttributeError(f"module 'looseleaf' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

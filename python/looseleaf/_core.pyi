@@ -1,0 +1,412 @@
+"""The compiled part of looseleaf. Blocks are numbers; handles are integers that name open sequences."""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import ClassVar, Literal, Self, final
+
+from typing_extensions import Buffer
+
+__all__ = [
+    "BlockHasher",
+    "BlockKeys",
+    "BlockList",
+    "BlockPool",
+    "CpuAttention",
+    "FinishedRow",
+    "GroupSpec",
+    "KVCacheManager",
+    "LayerSpec",
+    "PrefixMatch",
+    "RunningOutcome",
+    "StepInfo",
+    "__version__",
+]
+
+__version__: str
+
+_TokenIds = Sequence[int] | Buffer
+_HashAlgo = Literal["sha256_cbor", "sha256", "blake3", "xxh3"]
+_DType = Literal["float32", "float16", "bfloat16", "fp8_e4m3"]
+
+@final
+class BlockList:
+    """References to blocks that are given back exactly once, tail first: by ``release()``, at the end of a
+    ``with`` block, or when the last Python reference goes away."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    def release(self) -> None: ...
+    def into_ids(self) -> list[int]: ...
+    def share(self) -> BlockList: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
+
+@final
+class BlockKeys:
+    """Hashes of consecutive blocks, kept as the pool reads them; indexing gives them as ``bytes``."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> bytes: ...
+
+_Keys = Sequence[bytes] | BlockKeys
+
+@final
+class BlockHasher:
+    """Computes the chained hashes of a sequence's full blocks.
+
+    Args:
+        block_size: tokens per block.
+        hash_algo: ``"sha256_cbor"`` (``"sha256"`` means the same) equals vLLM's ``sha256_cbor`` bit for bit;
+            ``"blake3"`` needs ``hash_key``; ``"xxh3"`` only where all users trust each other.
+        hash_key: 32 secret bytes for ``"blake3"``.
+        hash_seed: start of every chain; vLLM's fixed one if not given.
+
+    Raises:
+        InvalidConfigError: a value is not allowed.
+    """
+
+    def __new__(
+        cls,
+        block_size: int,
+        *,
+        hash_algo: _HashAlgo = "sha256_cbor",
+        hash_key: bytes | None = None,
+        hash_seed: str | None = None,
+    ) -> Self: ...
+    def hash_blocks(
+        self, token_ids: _TokenIds, *, parent: bytes | None = None, cache_salt: str | None = None
+    ) -> BlockKeys: ...
+
+@final
+class BlockPool:
+    """A fixed set of equal blocks with reference counts and a hashed prefix cache; safe from many threads.
+
+    Args:
+        num_blocks: blocks, the null block included.
+        reserve_null_block: keep block 0 back, so that padding has a block to name.
+        free_order: ``"unhashed_first"`` is vLLM's order, ``"append_all"`` a plain queue.
+        duplicate_policy: ``"first_wins"`` caches one block per hash, ``"keep_all"`` every copy, as vLLM does.
+        key_bits: width of the block hashes, 128 or 256.
+
+    Raises:
+        InvalidConfigError: a value is not allowed.
+    """
+
+    def __new__(
+        cls,
+        num_blocks: int,
+        *,
+        reserve_null_block: bool = True,
+        free_order: Literal["unhashed_first", "append_all"] = "unhashed_first",
+        duplicate_policy: Literal["first_wins", "keep_all"] = "first_wins",
+        key_bits: Literal[128, 256] = 256,
+    ) -> Self: ...
+    def allocate(self, n: int) -> BlockList: ...
+    def try_allocate(self, n: int) -> BlockList | None: ...
+    def allocate_into(self, row: Buffer) -> None: ...
+    def release(self, ids: Sequence[int] | Buffer) -> None: ...
+    def share(self, ids: Sequence[int] | Buffer) -> None: ...
+    def publish(self, block_id: int, key: bytes) -> Literal["cached", "duplicate", "full"]: ...
+    def retract(self, block_id: int) -> bool: ...
+    def match_prefix(self, keys: _Keys) -> BlockList: ...
+    def admit(self, keys: _Keys, n: int) -> tuple[BlockList, int]: ...
+    def ref_cnt(self, block_id: int) -> int: ...
+    def is_writable(self, block_id: int) -> bool: ...
+    def key_of(self, block_id: int) -> bytes | None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_usable(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    def free_order(self) -> list[int]: ...
+    def stats(self) -> dict[str, int]: ...
+    def reset_prefix_cache(self) -> None: ...
+    def check_invariants(self) -> None: ...
+
+@final
+class LayerSpec:
+    """The cached keys and values of one attention layer.
+
+    Args:
+        kv_heads: key/value heads.
+        head_size_k: numbers per key of one head.
+        head_size_v: numbers per value of one head; like the key's if not given.
+        dtype: format of each number.
+        scale_bytes: bytes of quantisation scales stored with each token.
+    """
+
+    def __new__(
+        cls,
+        kv_heads: int,
+        head_size_k: int,
+        head_size_v: int | None = None,
+        dtype: _DType = "bfloat16",
+        scale_bytes: int = 0,
+    ) -> Self: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_size_k(self) -> int: ...
+    @property
+    def head_size_v(self) -> int: ...
+    @property
+    def dtype(self) -> _DType: ...
+    @property
+    def scale_bytes(self) -> int: ...
+    @property
+    def bytes_per_token(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class GroupSpec:
+    """Layers that share one block table.
+
+    Args:
+        layers: in the order in which a block stores them.
+        block_size: tokens per block.
+        kind: how the layers look back; ``"full"`` keeps every token.
+        sliding_window: tokens that attention sees, where the model has a window; applied by mask.
+    """
+
+    def __new__(
+        cls,
+        layers: Sequence[LayerSpec],
+        block_size: int = 16,
+        *,
+        kind: Literal["full"] = "full",
+        sliding_window: int | None = None,
+    ) -> Self: ...
+    @property
+    def layers(self) -> list[LayerSpec]: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def kind(self) -> Literal["full"]: ...
+    @property
+    def sliding_window(self) -> int | None: ...
+    @property
+    def bytes_per_token(self) -> int: ...
+    @property
+    def bytes_per_block(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class StepInfo:
+    """What a prepared step contains."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+    @property
+    def num_copies(self) -> int: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def max_query_len(self) -> int: ...
+
+@final
+class FinishedRow:
+    """A sequence that a step completed."""
+
+    @property
+    def handle(self) -> int: ...
+    @property
+    def row(self) -> int: ...
+    @property
+    def reason(self) -> Literal["eos", "stop_token", "length"]: ...
+
+@final
+class RunningOutcome:
+    """How far ``schedule_running`` came; ``blocked`` is who could not grow, and the blocks it lacks."""
+
+    @property
+    def num_tokens_scheduled(self) -> int: ...
+    @property
+    def blocked(self) -> tuple[int, int] | None: ...
+
+@final
+class PrefixMatch:
+    """What an admission would find."""
+
+    @property
+    def num_cached_tokens(self) -> int: ...
+    @property
+    def free_hit_blocks(self) -> int: ...
+    @property
+    def new_blocks(self) -> int: ...
+
+@final
+class KVCacheManager:
+    """Sequences, their block tables and the steps that compute them, over one pool.
+
+    A manager has one user at a time: a second thread gets ``ConcurrentUseError`` and never waits.
+
+    Args:
+        pool: supplies the blocks.
+        groups: what the blocks hold; all with the same block size.
+        max_num_seqs: row slots, so sequences that can be admitted at once.
+        max_model_len: most tokens of a sequence.
+        max_num_batched_tokens: most tokens of a step.
+        enable_prefix_caching: publish full blocks and look for them.
+        hash_algo, hash_key, hash_seed: as for :class:`BlockHasher`.
+        max_steps_in_flight: steps that may be prepared before the oldest is committed, 1 or 2.
+
+    Raises:
+        InvalidConfigError: a value is not allowed.
+    """
+
+    def __new__(
+        cls,
+        pool: BlockPool,
+        groups: Sequence[GroupSpec],
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        enable_prefix_caching: bool = True,
+        hash_algo: _HashAlgo = "sha256_cbor",
+        hash_key: bytes | None = None,
+        hash_seed: str | None = None,
+        max_steps_in_flight: Literal[1, 2] = 1,
+    ) -> Self: ...
+    @property
+    def pool(self) -> BlockPool: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def max_blocks_per_seq(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_open(self) -> int: ...
+    def open(
+        self,
+        token_ids: _TokenIds,
+        *,
+        cache_salt: str | None = None,
+        max_tokens: int | None = None,
+        min_tokens: int = 0,
+        eos_token_ids: _TokenIds | None = None,
+        stop_token_ids: _TokenIds | None = None,
+    ) -> int: ...
+    def match_prefix(self, handle: int) -> PrefixMatch: ...
+    def admit(self, handle: int, external_tokens: int = 0) -> int: ...
+    def append(self, handle: int, k: int, draft_tokens: _TokenIds | None = None) -> None: ...
+    def schedule_running(self, budget: int, chunk: int) -> RunningOutcome: ...
+    def preempt(self, handle: int) -> list[int]: ...
+    def bind(
+        self,
+        *,
+        token_ids: Buffer,
+        positions: Buffer,
+        slot_mapping: Sequence[Buffer],
+        block_tables: Sequence[Buffer],
+        seq_lens: Buffer,
+        cu_seqlens_q: Buffer,
+        logits_indices: Buffer,
+        sample_rows: Buffer,
+        copies: Buffer,
+    ) -> None:
+        """Make these the arrays that ``prepare`` fills.
+
+        Args:
+            token_ids: int64 [max_num_batched_tokens]; −1 where a step in flight samples the token.
+            positions: int64 [max_num_batched_tokens].
+            slot_mapping: per group int64 [max_num_batched_tokens], block · block_size + offset; −1 pads.
+            block_tables: per group int32 [max_num_seqs, max_blocks_per_seq], padded with the null block.
+            seq_lens: int32 [max_num_seqs], tokens of each row once the step is written; 0 for rows not in it.
+            cu_seqlens_q: int32 [max_num_seqs + 1], prefix sum of the rows' tokens.
+            logits_indices: int64 [max_num_seqs], last token of each sampling row.
+            sample_rows: int32 [max_num_seqs], the sampling rows.
+            copies: int32 [max_num_seqs · groups, 2], blocks to copy before any write.
+
+        Raises:
+            InvalidBufferError: an array has the wrong dtype, is read-only, not contiguous, or shares memory
+                with another one.
+        """
+
+    def prepare(self) -> StepInfo: ...
+    def commit_step(self, step: int, sampled: Sequence[int] | Buffer) -> list[FinishedRow]: ...
+    def commit(self, handle: int, accepted: _TokenIds) -> Literal["eos", "stop_token", "length"] | None: ...
+    def fail_step(self, step: int) -> list[int]: ...
+    def fork(self, handle: int, n: int) -> list[int]: ...
+    def truncate(self, handle: int, num_tokens: int) -> None: ...
+    def close(self, handle: int) -> list[int]: ...
+    def push_token(self, handle: int, token: int) -> Literal["eos", "stop_token", "length"] | None: ...
+    def tokens(self, handle: int) -> list[int]: ...
+    def num_tokens(self, handle: int) -> int: ...
+    def num_computed_tokens(self, handle: int) -> int: ...
+    def num_cached_tokens(self, handle: int) -> int: ...
+    def output_len(self, handle: int) -> int: ...
+    def block_ids(self, handle: int, group: int = 0) -> list[int]: ...
+    def slots_of(self, handle: int, group: int = 0) -> list[int]: ...
+    def copies(self) -> list[tuple[int, int]]: ...
+    def row(self, handle: int) -> int | None: ...
+    def finish_reason(self, handle: int) -> Literal["eos", "stop_token", "length"] | None: ...
+    def stats(self) -> dict[str, int]: ...
+    def check_invariants(self) -> None: ...
+
+@final
+class CpuAttention:
+    """Paged attention on the CPU over one cache, in place.
+
+    No argument may be changed by others during a call. Calls run detached from the interpreter; from several
+    threads, they may read at the same time but write one after the other.
+
+    Args:
+        cache: float32, or bfloat16 viewed as int16 or uint16,
+            [num_blocks, num_layers, 2 · num_kv_heads · head_size · block_size], writable and contiguous.
+        block_size: tokens per block, a multiple of ``GRAIN``.
+        num_kv_heads: key and value heads of a layer.
+        head_size: a multiple of ``GRAIN`` up to ``MAX_HEAD_SIZE``.
+        num_threads: threads of a call, the calling one included; by default one for each processor.
+        isa: "avx512", "avx2" or "portable"; by default the best this processor has.
+
+    Raises:
+        InvalidBufferError: the cache has the wrong dtype or shape, or is read-only.
+        InvalidConfigError: a size is not supported, or the processor lacks the instructions.
+    """
+
+    GRAIN: ClassVar[int]
+    MAX_HEAD_SIZE: ClassVar[int]
+    def __new__(
+        cls,
+        cache: Buffer,
+        *,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_threads: int | None = None,
+        isa: Literal["avx512", "avx2", "portable"] | None = None,
+    ) -> Self: ...
+    @property
+    def isa(self) -> Literal["avx512", "avx2", "portable"]: ...
+    @property
+    def num_threads(self) -> int: ...
+    def write(self, layer: int, k: Buffer, v: Buffer, slot_mapping: Buffer) -> None: ...
+    def attend(
+        self,
+        layer: int,
+        q: Buffer,
+        block_tables: Buffer,
+        seq_lens: Buffer,
+        cu_seqlens_q: Buffer,
+        out: Buffer,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Buffer | None = None,
+    ) -> None: ...
+    def copy_blocks(self, copies: Buffer) -> None: ...

@@ -1,0 +1,285 @@
+//! `BlockPool`: the shared pool, from Python.
+
+use std::sync::Arc;
+
+use looseleaf::{
+    BlockId, DuplicatePolicy, FreeOrder, KeyWidth, OutOfBlocks, PoolConfig, PoolError, Published,
+};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::block_list::BlockList;
+use crate::errors::{invalid_buffer, invalid_config, invariant_error, out_of_blocks, pool_error};
+use crate::keys::{KeysArg, key_bytes, parse_key};
+use crate::specs::choice;
+use crate::tokens::BlockIds;
+
+/// A fixed set of equal blocks with reference counts and a hashed prefix cache.
+#[pyclass(frozen, module = "looseleaf._core")]
+pub struct BlockPool {
+    pub inner: Arc<looseleaf::BlockPool>,
+    key_width: KeyWidth,
+}
+
+#[pymethods]
+impl BlockPool {
+    #[new]
+    #[pyo3(signature = (num_blocks, *, reserve_null_block = true, free_order = "unhashed_first",
+        duplicate_policy = "first_wins", key_bits = 256))]
+    fn new(
+        num_blocks: u32,
+        reserve_null_block: bool,
+        free_order: &str,
+        duplicate_policy: &str,
+        key_bits: u32,
+    ) -> PyResult<Self> {
+        let key_width = match key_bits {
+            128 => KeyWidth::Bits128,
+            256 => KeyWidth::Bits256,
+            other => {
+                return Err(invalid_config(format!(
+                    "key_bits must be 128 or 256, found {other}"
+                )));
+            }
+        };
+        let config = PoolConfig {
+            reserve_null_block,
+            free_order: choice(
+                "free_order",
+                free_order,
+                &[
+                    ("unhashed_first", FreeOrder::UnhashedFirst),
+                    ("append_all", FreeOrder::AppendAll),
+                ],
+            )?,
+            duplicate_policy: choice(
+                "duplicate_policy",
+                duplicate_policy,
+                &[
+                    ("first_wins", DuplicatePolicy::FirstWins),
+                    ("keep_all", DuplicatePolicy::KeepAll),
+                ],
+            )?,
+            key_width,
+            ..PoolConfig::new(num_blocks)
+        };
+        let pool = looseleaf::BlockPool::new(config).map_err(pool_error)?;
+        Ok(Self {
+            inner: Arc::new(pool),
+            key_width,
+        })
+    }
+
+    /// Takes `n` blocks, or raises `OutOfBlocksError` and takes none.
+    fn allocate(&self, n: usize) -> PyResult<BlockList> {
+        let mut ids = self.room_for(n)?;
+        self.inner.allocate(&mut ids).map_err(out_of_blocks)?;
+        Ok(self.list(ids))
+    }
+
+    /// Takes `n` blocks, or returns `None` and takes none.
+    fn try_allocate(&self, n: usize) -> Option<BlockList> {
+        let mut ids = self.room_for(n).ok()?;
+        self.inner
+            .allocate(&mut ids)
+            .is_ok()
+            .then(|| self.list(ids))
+    }
+
+    /// Fills a writable int32 buffer with new blocks, or raises `OutOfBlocksError` and takes none. The caller
+    /// owes a `release` of each.
+    fn allocate_into(&self, py: Python<'_>, row: PyBuffer<i32>) -> PyResult<()> {
+        let Some(cells) = row.as_mut_slice(py) else {
+            return Err(invalid_buffer(
+                "the row must be writable and C-contiguous".into(),
+            ));
+        };
+        let mut ids = self.room_for(cells.len())?;
+        self.inner.allocate(&mut ids).map_err(out_of_blocks)?;
+        for (cell, id) in cells.iter().zip(ids) {
+            cell.set(id.cast_signed());
+        }
+        Ok(())
+    }
+
+    /// Gives one reference of each block back, in the order given; blocks that nobody holds any more join
+    /// the free queue in that order. Any misuse raises and changes nothing.
+    fn release(&self, ids: BlockIds) -> PyResult<()> {
+        self.inner.release(&ids.0).map_err(pool_error)
+    }
+
+    /// Takes one more reference on each block; all must be held already.
+    fn share(&self, ids: BlockIds) -> PyResult<()> {
+        self.inner.share(&ids.0).map_err(pool_error)
+    }
+
+    /// Makes a held block findable under `key`, once its keys and values are written.
+    ///
+    /// Returns `"cached"`, `"duplicate"` (another block already answers to the key; this one stays plain)
+    /// or `"full"` (the index has no room; legal for a cache, and counted).
+    fn publish(&self, block_id: BlockId, key: &[u8]) -> PyResult<&'static str> {
+        let key = parse_key(key, self.key_width)?;
+        Ok(
+            match self.inner.publish(block_id, &key).map_err(pool_error)? {
+                Published::Cached => "cached",
+                Published::Duplicate => "duplicate",
+                Published::Full => "full",
+            },
+        )
+    }
+
+    /// Forgets a block's hash; its references and its place in the queue stay. False if it had none.
+    fn retract(&self, block_id: BlockId) -> PyResult<bool> {
+        self.inner.retract(block_id).map_err(pool_error)
+    }
+
+    /// Takes a reference on each block of the longest cached prefix of `keys`.
+    fn match_prefix(&self, keys: KeysArg<'_>) -> PyResult<BlockList> {
+        keys.with(self.key_width, |keys| {
+            let mut ids = vec![0; keys.len()];
+            let hits = self.inner.match_prefix(keys, &mut ids);
+            ids.truncate(hits);
+            self.list(ids)
+        })
+    }
+
+    /// Takes the cached prefix of `keys` and `n` new blocks, or raises `OutOfBlocksError` and takes nothing.
+    ///
+    /// Returns the blocks, cached ones first, and how many are cached.
+    fn admit(&self, keys: KeysArg<'_>, n: usize) -> PyResult<(BlockList, usize)> {
+        let mut new = self.room_for(n)?;
+        keys.with(self.key_width, |keys| {
+            let mut ids = vec![0; keys.len()];
+            let hits = self
+                .inner
+                .admit(keys, &mut ids, &mut new)
+                .map_err(out_of_blocks)?;
+            ids.truncate(hits);
+            ids.extend(new);
+            Ok((self.list(ids), hits))
+        })?
+    }
+
+    /// How many references a block has.
+    fn ref_cnt(&self, block_id: BlockId) -> PyResult<u32> {
+        self.check_id(block_id)?;
+        Ok(self.inner.ref_cnt(block_id))
+    }
+
+    /// Whether the block has one holder and no hash, so that its holder may write to it.
+    fn is_writable(&self, block_id: BlockId) -> PyResult<bool> {
+        self.check_id(block_id)?;
+        Ok(self.inner.is_writable(block_id))
+    }
+
+    /// The hash under which a block can be found, or `None`.
+    fn key_of<'py>(
+        &self,
+        py: Python<'py>,
+        block_id: BlockId,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        self.check_id(block_id)?;
+        Ok(self
+            .inner
+            .key_of(block_id)
+            .map(|key| key_bytes(py, &key, self.key_width)))
+    }
+
+    /// Blocks in the pool, the null block included.
+    #[getter]
+    fn num_blocks(&self) -> usize {
+        self.inner.num_blocks()
+    }
+
+    /// Blocks that can be handed out: all but the null block.
+    #[getter]
+    fn num_usable(&self) -> usize {
+        self.inner.num_usable()
+    }
+
+    /// Blocks that an allocation could take now, cached ones included.
+    #[getter]
+    fn num_free(&self) -> usize {
+        self.inner.num_free()
+    }
+
+    /// The free queue, front to back; exact while no other thread uses the pool.
+    fn free_order(&self) -> Vec<BlockId> {
+        self.inner.free_order()
+    }
+
+    /// Counters and gauges by name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.inner.stats();
+        let dict = PyDict::new(py);
+        for (name, value) in [
+            ("total", stats.total as u64),
+            ("usable", stats.usable as u64),
+            ("free", stats.free as u64),
+            ("cached_free", stats.cached_free as u64),
+            ("in_use", stats.in_use as u64),
+            ("hashed", stats.hashed as u64),
+            ("published", stats.published),
+            ("duplicates", stats.duplicates),
+            ("evictions", stats.evictions),
+            ("retractions", stats.retractions),
+            ("spills", stats.spills),
+            ("spilled_hashes", stats.spilled_hashes),
+            ("table_overflows", stats.table_overflows),
+            ("moves", stats.moves),
+            ("role_swaps", stats.role_swaps),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    /// Forgets every hash. Raises `BlocksInUseError` while blocks are held.
+    fn reset_prefix_cache(&self) -> PyResult<()> {
+        self.inner.reset_prefix_cache().map_err(pool_error)
+    }
+
+    /// Raises `InvariantError` if a conservation law is broken; call it while no other thread uses the pool.
+    fn check_invariants(&self) -> PyResult<()> {
+        self.inner.check_invariants().map_err(invariant_error)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "BlockPool(num_blocks={}, num_free={})",
+            self.inner.num_blocks(),
+            self.inner.num_free()
+        )
+    }
+}
+
+impl BlockPool {
+    /// Ids to fill, refusing first what the pool could never hold: `n` comes from the caller.
+    fn room_for(&self, n: usize) -> PyResult<Vec<BlockId>> {
+        if n <= self.inner.num_usable() {
+            return Ok(vec![0; n]);
+        }
+        let stats = self.inner.stats();
+        Err(out_of_blocks(OutOfBlocks {
+            asked: n,
+            free: stats.free,
+            cached: stats.cached_free,
+            pinned: stats.in_use,
+            total: stats.total,
+        }))
+    }
+
+    fn check_id(&self, id: BlockId) -> PyResult<()> {
+        let total = self.inner.num_blocks();
+        if (id as usize) < total {
+            Ok(())
+        } else {
+            Err(pool_error(PoolError::UnknownBlock { id, total }))
+        }
+    }
+
+    fn list(&self, ids: Vec<BlockId>) -> BlockList {
+        BlockList::new(self.inner.clone(), ids)
+    }
+}
