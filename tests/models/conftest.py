@@ -1,0 +1,34 @@
+"""Tiny model folders, each written once per session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from a second thread, and lose much where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model, by its name in ``tiny_models``."""
+    from tiny_models import save_tiny_model
+
+    root = tmp_path_factory.mktemp("tiny-models")
+
+    def folder_of(name: str) -> Path:
+        folder = root / name
+        return folder if folder.is_dir() else save_tiny_model(name, folder)
+
+    return folder_of
