@@ -1,0 +1,1 @@
+"""The engine: requests in, text out, over one block pool."""

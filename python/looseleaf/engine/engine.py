@@ -1,0 +1,339 @@
+"""The loop: requests in, one step at a time, outputs out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from looseleaf._core import BlockPool, GroupSpec, KVCacheManager, StepInfo
+from looseleaf.engine.batch import StepBuffers
+from looseleaf.engine.completions import Completions, Ending
+from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.detokenizer import IncrementalDetokenizer, Tokenizer
+from looseleaf.engine.model_runner import BlockStore, CausalModel, ModelRunner
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.prompts import TokenPrompt
+from looseleaf.engine.random_stream import derived_seed
+from looseleaf.engine.request import Request
+from looseleaf.engine.sampler import Sampled, Sampler
+from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
+from looseleaf.engine.scheduler import Schedule, Scheduler
+from looseleaf.engine.stats import EngineStats, HitRate, PeriodicLog
+from looseleaf.errors import BlocksInUseError, RequestError
+
+logger = logging.getLogger(__name__)
+
+_NOT_NUMBERS = "the model's logits are not numbers"
+
+
+class LLMEngine:
+    """Runs requests over one pool, a step at a time. Usable from one thread.
+
+    Args:
+        config: what was asked for.
+        model: bound to ``store``.
+        store: the contents of the pool's blocks.
+        group: the model's layers, and what a block of them holds.
+        num_blocks: blocks of the pool, the null block included.
+        tokenizer: None if all prompts are token ids and nobody wants text.
+
+    Attributes:
+        pool: the blocks.
+        manager: the sequences that hold them.
+        group: as given.
+        limits: of a step and of a sequence.
+        tokenizer: as given.
+        stats: what has been done so far.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: CausalModel,
+        store: BlockStore,
+        group: GroupSpec,
+        num_blocks: int,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.limits = config.limits(model.max_model_len)
+        self.pool = BlockPool(num_blocks)
+        self.manager = KVCacheManager(
+            self.pool,
+            [group],
+            max_num_seqs=self.limits.max_num_seqs,
+            max_model_len=self.limits.max_model_len,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+            hash_algo=config.hash_algorithm,
+            # The pool is this process's own, so nobody else needs to compute the same hashes.
+            hash_key=os.urandom(32) if config.hash_algorithm == "blake3" else None,
+        )
+        self.group = group
+        self.tokenizer = tokenizer
+        self.stats = EngineStats()
+        self._model = model
+        self._seed = config.seed
+        self._num_added = 0
+        self._buffers = StepBuffers(self.limits, group.block_size)
+        self._buffers.bind(self.manager)
+        self._sampler = Sampler(self.limits.max_num_seqs, model.vocab_size)
+        self._runner = ModelRunner(model, store, self._buffers, self._sampler)
+        self._scheduler = Scheduler(self.manager, self.pool, self.limits, group.block_size)
+        self._completions = Completions(self.manager, tokenizer)
+        self._requests: dict[str, Request] = {}
+        self._by_handle: dict[int, Request] = {}
+        self._by_row: list[Request | None] = [None] * self.limits.max_num_seqs
+        # Requests that are looked at whenever they get a token: they stream, or have stop strings.
+        self._watched: dict[int, Request] = {}
+        self._token_of_row = np.full(self.limits.max_num_seqs, -1, np.int32)
+        self._hit_rate = HitRate()
+        self._log = PeriodicLog(self.stats, time.monotonic())
+
+    def check(self, prompt: TokenPrompt, params: SamplingParams) -> None:
+        """Refuse what could not be served; nothing is changed.
+
+        Raises:
+            RequestError: the prompt is empty, has a token that the model does not know, leaves no room for an
+                output, or can never fit in the pool; or the parameters do not suit the model.
+        """
+        num_tokens, vocab_size = len(prompt.token_ids), self._model.vocab_size
+        if not num_tokens:
+            raise RequestError("the prompt is empty: at least one token is needed")
+        for name, ids in (("prompt_token_ids", prompt.token_ids), ("stop_token_ids", params.stop_ids)):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(
+                        f"{name} must be from 0 to {vocab_size - 1}, the vocabulary, found {token}"
+                    )
+        if num_tokens >= self.limits.max_model_len:
+            raise RequestError(
+                f"a prompt of {num_tokens} tokens leaves no room for an output: prompt and output may have"
+                f" max_model_len={self.limits.max_model_len} tokens together, so the prompt at most"
+                f" {self.limits.max_model_len - 1}"
+            )
+        if reason := self._scheduler.never_fits(num_tokens):
+            raise RequestError(f"the prompt can never fit: {reason}")
+        if params.stop_strings and self.tokenizer is None:
+            raise RequestError(
+                "stop needs text to look in, and the model has no tokenizer: use stop_token_ids"
+            )
+
+    def add_request(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: a name that no running request has.
+            prompt: token ids, the text they were made of, and a salt.
+            params: how to sample.
+
+        Raises:
+            RequestError: the name is taken, or :meth:`check` refuses the request.
+        """
+        if request_id in self._requests:
+            raise RequestError(f"request_id {request_id!r} belongs to a request that has not ended")
+        self.check(prompt, params)
+        if not self._requests:
+            self._log.restart(time.monotonic())
+        room = self.limits.max_model_len - len(prompt.token_ids)
+        handle = self.manager.open(
+            prompt.token_ids,
+            cache_salt=prompt.cache_salt,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            min_tokens=params.min_tokens,
+            eos_token_ids=() if params.ignore_eos else self._model.eos_token_ids,
+            stop_token_ids=params.stop_ids,
+        )
+        request = Request(
+            request_id=request_id,
+            handle=handle,
+            prompt=prompt.text,
+            params=params,
+            seed=derived_seed(self._seed, self._num_added) if params.seed is None else params.seed,
+            detokenizer=self._detokenizer(prompt, params),
+        )
+        self._num_added += 1
+        self._requests[request_id] = request
+        self._by_handle[handle] = request
+        if request.detokenizer is not None or request.streams:
+            self._watched[handle] = request
+        self._scheduler.add(request)
+
+    def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests in whatever state they are; ids that name none are passed over.
+
+        Returns:
+            the last output of each request that was ended, with what it had written.
+        """
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        return [self._end(self._requests[name], Ending("abort")) for name in ids if name in self._requests]
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would have anything to do."""
+        return bool(self._requests)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step.
+
+        An exception in the model ends the requests of the step with the reason ``error``; the others go on.
+
+        Returns:
+            an output for each request that ended, and for each one that streams and got a token.
+
+        Raises:
+            EngineError: there are requests, and nothing can be done for any of them.
+        """
+        if not self._requests:
+            return []
+        schedule = self._scheduler.schedule()
+        outputs = [self._end(request, Ending("error", error=reason)) for request, reason in schedule.failed]
+        self._seat(schedule)
+        if schedule.num_tokens:
+            outputs += self._compute(schedule)
+        self._log.report(
+            time.monotonic(),
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            usage=self._blocks_in_use() / self.pool.num_usable,
+            hit_percent=self._hit_rate.percent,
+        )
+        return outputs
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing is forgotten, while requests hold some."""
+        try:
+            self.pool.reset_prefix_cache()
+        except BlocksInUseError as error:
+            logger.warning("The prefix cache is not reset: %s", error)
+            return False
+        self._hit_rate.clear()
+        return True
+
+    def _detokenizer(self, prompt: TokenPrompt, params: SamplingParams) -> IncrementalDetokenizer | None:
+        """For a request whose text somebody watches as it grows."""
+        streams = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        if self.tokenizer is None or not params.detokenize or not (streams or params.stop_strings):
+            return None
+        return IncrementalDetokenizer(
+            self.tokenizer,
+            prompt.token_ids,
+            stop=params.stop_strings,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+            include_stop=params.include_stop_str_in_output,
+        )
+
+    def _seat(self, schedule: Schedule) -> None:
+        """Note what only changes when a request takes or loses its row."""
+        for request in schedule.admitted:
+            row = self.manager.row(request.handle)
+            assert row is not None, "it was admitted just now"
+            self._by_row[row] = request
+            self._sampler.set_row(
+                row,
+                request.params,
+                seed=request.seed,
+                prompt_len=self._prompt_len(request),
+                end_ids=(*self._model.eos_token_ids, *request.params.stop_ids),
+            )
+        for request in schedule.started:
+            hit = request.num_cached_tokens or 0
+            self._hit_rate.record(self._prompt_len(request), hit)
+            self.stats.num_cached_tokens += hit
+        self.stats.num_preemptions += len(schedule.preempted)
+
+    def _compute(self, schedule: Schedule) -> list[RequestOutput]:
+        self.stats.peak_blocks_in_use = max(self.stats.peak_blocks_in_use, self._blocks_in_use())
+        step = self.manager.prepare()
+        try:
+            sampled = self._runner.run(step)
+        except BaseException as error:
+            outputs = self._fail(step, error)
+            if not isinstance(error, Exception):
+                raise
+            return outputs
+        self.stats.num_steps += 1
+        self.stats.num_prompt_tokens += schedule.num_prompt_tokens
+        self.stats.num_recomputed_tokens += schedule.num_recomputed_tokens
+        self.stats.num_generation_tokens += step.num_samples
+        return self._commit(step, sampled)
+
+    def _fail(self, step: StepInfo, error: BaseException) -> list[RequestOutput]:
+        """End the requests of a step that did not happen."""
+        affected = [self._by_handle[handle] for handle in self.manager.fail_step(step.step)]
+        logger.error("A step failed and ends its %d requests", len(affected), exc_info=error)
+        ending = Ending("error", error=f"the step failed: {type(error).__name__}: {error}")
+        return [self._end(request, ending) for request in affected]
+
+    def _commit(self, step: StepInfo, sampled: Sampled) -> list[RequestOutput]:
+        rows = self._buffers.sample_rows(step)
+        outputs = []
+        for row in rows[sampled.broken]:
+            if (request := self._by_row[row]) is not None:
+                outputs.append(self._end(request, Ending("error", error=_NOT_NUMBERS)))
+        grown = self._watched_tokens(rows, sampled)
+        finished = {row.handle: row.reason for row in self.manager.commit_step(step.step, sampled.token_ids)}
+        for request, token in grown:
+            output = self._advance(request, token, finished.pop(request.handle, None))
+            if output is not None:
+                outputs.append(output)
+        for handle, reason in finished.items():
+            request = self._by_handle[handle]
+            outputs.append(self._end(request, self._ending(request, reason)))
+        return outputs
+
+    def _watched_tokens(self, rows: npt.NDArray[np.int32], sampled: Sampled) -> list[tuple[Request, int]]:
+        """The watched requests that get a token in this step; the cost grows with them, not with the rows."""
+        if not self._watched:
+            return []
+        self._token_of_row[rows] = sampled.token_ids
+        grown = []
+        for handle, request in self._watched.items():
+            row = self.manager.row(handle)
+            if row is not None and self._token_of_row[row] >= 0:
+                grown.append((request, int(self._token_of_row[row])))
+        self._token_of_row[rows] = -1
+        return grown
+
+    def _advance(self, request: Request, token: int, reason: str | None) -> RequestOutput | None:
+        """Take a token in that somebody watches for."""
+        if request.detokenizer is not None:
+            stop = request.detokenizer.append(token, is_stop_token=reason in ("eos", "stop_token"))
+            if stop is not None:
+                return self._end(request, Ending("stop", stop_reason=stop))
+        if reason is not None:
+            return self._end(request, self._ending(request, reason))
+        return self._completions.progress(request) if request.streams else None
+
+    def _ending(self, request: Request, reason: str) -> Ending:
+        """The ending that the manager's ``reason`` stands for."""
+        if reason == "length":
+            return Ending("length")
+        if reason == "eos":
+            return Ending("stop", by_token=True)
+        return Ending("stop", stop_reason=self.manager.tokens(request.handle)[-1], by_token=True)
+
+    def _end(self, request: Request, ending: Ending) -> RequestOutput:
+        output = self._completions.final(request, ending)
+        self.manager.close(request.handle)
+        self._scheduler.remove(request)
+        self._watched.pop(request.handle, None)
+        del self._by_handle[request.handle]
+        del self._requests[request.request_id]
+        counts = self.stats.num_finished
+        counts[ending.finish_reason] = counts.get(ending.finish_reason, 0) + 1
+        return output
+
+    def _prompt_len(self, request: Request) -> int:
+        return self.manager.num_tokens(request.handle) - self.manager.output_len(request.handle)
+
+    def _blocks_in_use(self) -> int:
+        return self.pool.num_usable - self.pool.num_free

@@ -1,0 +1,294 @@
+"""Offline inference: ``LLM``, with vLLM's names."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields, replace
+from typing import Any
+
+from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.detokenizer import Tokenizer
+from looseleaf.engine.engine import LLMEngine
+from looseleaf.engine.interrupts import DeferredInterrupt
+from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.prompts import Prompt, TokenPrompt, listed, rendered, tokenized
+from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
+from looseleaf.engine.startup import start_engine
+from looseleaf.engine.vllm_arguments import accept_vllm_arguments
+from looseleaf.errors import InvalidConfigError, RequestError
+
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model with its engine.
+
+    Takes the fields of :class:`EngineConfig` by name. ``page_size`` is another name for ``block_size``.
+    vLLM's other arguments are accepted where their value asks for what is done anyway, and refused by name
+    otherwise.
+
+    Args:
+        model: folder with a Hugging Face model, a GGUF file, or ``smollm2``.
+
+    Raises:
+        InvalidConfigError: a value is not allowed, or the longest request would not fit in the pool.
+        UnsupportedError: an argument asks for something that looseleaf does not do.
+        ModelLoadError: the model is missing or broken.
+        TypeError: an argument that nobody knows.
+
+    Attributes:
+        llm_engine: the engine.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "auto",
+        block_size: int | None = None,
+        kv_cache_dtype: str = "auto",
+        kv_cache_memory_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.92,
+        num_gpu_blocks_override: int | None = None,
+        enable_prefix_caching: bool = True,
+        prefix_caching_hash_algo: str = "sha256",
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        long_prefill_token_threshold: int = 0,
+        max_model_len: int | None = None,
+        seed: int = 0,
+        page_size: int | None = None,
+        **others: Any,
+    ) -> None:
+        accept_vllm_arguments(others, frozenset(field.name for field in fields(EngineConfig)))
+        if page_size is not None and block_size is not None and page_size != block_size:
+            raise InvalidConfigError(
+                f"page_size ({page_size}) and block_size ({block_size}) mean the same; give one"
+            )
+        config = EngineConfig(
+            model=model,
+            dtype=dtype,
+            block_size=page_size if block_size is None else block_size,
+            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            gpu_memory_utilization=gpu_memory_utilization,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_caching_hash_algo=prefix_caching_hash_algo,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            max_model_len=max_model_len,
+            seed=seed,
+        )
+        self._serve(start_engine(config))
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> LLM:
+        """The same front over an engine that was built elsewhere."""
+        llm = cls.__new__(cls)
+        llm._serve(engine)
+        return llm
+
+    def _serve(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self._ids = itertools.count()
+        # Outputs that a call has not taken yet, by request; calls may overlap where one streams.
+        self._boxes: dict[str, deque[RequestOutput]] = {}
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one."""
+        return self.llm_engine.tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing is forgotten, while requests hold some."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: one or many, each text, token ids, or a dictionary with ``prompt`` or
+                ``prompt_token_ids``, and ``cache_salt`` where it is not to share cached blocks.
+            sampling_params: for all prompts, or one for each.
+            use_tqdm: show a progress bar, on a terminal only.
+
+        Returns:
+            one output for each prompt, in the order of the prompts.
+
+        Raises:
+            RequestError: a prompt is refused; nothing was computed.
+            KeyboardInterrupt: Ctrl-C; all prompts of this call are aborted and their blocks given back.
+        """
+        requests = self._paired(listed(prompts), sampling_params)
+        outputs: list[RequestOutput | None] = [None] * len(requests)
+        finals = [
+            (prompt, replace(params, output_kind=RequestOutputKind.FINAL_ONLY)) for prompt, params in requests
+        ]
+        with _progress_bar(len(requests), shown=use_tqdm) as bar, closing(self._run(finals)) as run:
+            for output in run:
+                outputs[output.prompt_index] = output
+                bar.update(1)
+        return [output for output in outputs if output is not None]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations through the model's chat template.
+
+        Args:
+            messages: one conversation or several: dictionaries with ``role`` and ``content``, oldest first.
+            sampling_params: as in :meth:`generate`.
+            use_tqdm: as in :meth:`generate`.
+            chat_template: a template in place of the model's own.
+            add_generation_prompt: end the prompt where an answer begins.
+            continue_final_message: go on with the last message instead of answering it.
+            tools: described to the model, if its template does.
+            chat_template_kwargs: further arguments of the template.
+            cache_salt: only conversations with the same salt share cached blocks.
+
+        Returns:
+            one output for each conversation.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Any = messages if several else [messages]
+        prompts = [
+            self.chat_prompt(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            | ({} if cache_salt is None else {"cache_salt": cache_salt})
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_prompt(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_arguments: Any
+    ) -> dict[str, Any]:
+        """The prompt that :meth:`chat` makes of one conversation, for :meth:`generate` and :meth:`stream`."""
+        return rendered(
+            messages,
+            self.llm_engine.tokenizer,
+            add_generation_prompt=add_generation_prompt,
+            **template_arguments,
+        )
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+    ) -> Generator[RequestOutput, None, None]:
+        """Complete prompts and yield outputs while they grow; ``prompt_index`` says which prompt is meant.
+
+        What an output carries is decided by ``SamplingParams.output_kind``. Nothing is computed before the
+        first output is asked for. Leaving early aborts what has not ended. On Ctrl-C the last outputs, with
+        what was written, come before KeyboardInterrupt.
+
+        Args:
+            prompts: as in :meth:`generate`.
+            sampling_params: as in :meth:`generate`.
+        """
+        return self._run(self._paired(listed(prompts), sampling_params))
+
+    def validate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
+        """Raise what :meth:`generate` would raise for this prompt, and change nothing."""
+        self.llm_engine.check(
+            tokenized(prompt, self.llm_engine.tokenizer), sampling_params or SamplingParams()
+        )
+
+    def _paired(
+        self, prompts: list[Prompt], sampling_params: Params
+    ) -> list[tuple[TokenPrompt, SamplingParams]]:
+        """Each prompt with its parameters, all of them checked."""
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        if isinstance(sampling_params, SamplingParams):
+            params = [sampling_params] * len(prompts)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts need one SamplingParams or as many, found {len(params)}"
+            )
+        pairs = []
+        for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                pair = tokenized(prompt, self.llm_engine.tokenizer), param
+                self.llm_engine.check(*pair)
+            except RequestError as error:
+                if len(prompts) > 1:
+                    raise RequestError(f"prompt {number} of {len(prompts)} (from 0): {error}") from None
+                raise
+            pairs.append(pair)
+        return pairs
+
+    def _run(
+        self, requests: list[tuple[TokenPrompt, SamplingParams]]
+    ) -> Generator[RequestOutput, None, None]:
+        """Submit requests and drive the engine until they have ended."""
+        box: deque[RequestOutput] = deque()
+        index_of: dict[str, int] = {}
+        try:
+            with DeferredInterrupt():
+                for index, (prompt, params) in enumerate(requests):
+                    name = str(next(self._ids))
+                    self.llm_engine.add_request(name, prompt, params)
+                    index_of[name] = index
+                    self._boxes[name] = box
+            unfinished = len(requests)
+            while unfinished:
+                if not box:
+                    with DeferredInterrupt():
+                        self._deliver(self.llm_engine.step())
+                for output in _taken(box, index_of):
+                    unfinished -= output.finished
+                    yield output
+        except KeyboardInterrupt:
+            with DeferredInterrupt():
+                self._deliver(self.llm_engine.abort_request(index_of))
+            yield from _taken(box, index_of)
+            raise
+        finally:
+            with DeferredInterrupt():
+                self.llm_engine.abort_request(index_of)
+                for name in index_of:
+                    del self._boxes[name]
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Put each output where the call that asked for it looks."""
+        for output in outputs:
+            self._boxes[output.request_id].append(output)
+
+
+def _taken(box: deque[RequestOutput], index_of: Mapping[str, int]) -> Iterator[RequestOutput]:
+    while box:
+        output = box.popleft()
+        output.prompt_index = index_of[output.request_id]
+        yield output
+
+
+def _progress_bar(total: int, *, shown: bool) -> Any:
+    from tqdm import tqdm  # comes with transformers
+
+    return tqdm(
+        total=total, desc="Processed prompts", unit="prompt", disable=not (shown and sys.stderr.isatty())
+    )
