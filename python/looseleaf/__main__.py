@@ -1,0 +1,7 @@
+"""``python -m looseleaf`` is the command ``looseleaf``."""
+
+import sys
+
+from looseleaf.cli import main
+
+sys.exit(main())
