@@ -18,7 +18,7 @@ export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml) $(shell find rust -name '*.rs')
-PYTHON_SOURCES := python tests benches tools
+PYTHON_SOURCES := python tests benches examples tools
 
 # The bindings hold no logic of their own and are tested from Python; their test binary would need libpython.
 CARGO_TEST := cargo test --locked --workspace --exclude looseleaf-python
@@ -60,10 +60,15 @@ test: build wheel ## every test but the long ones
 	$(BIN)/python -m pytest
 
 .PHONY: test-nightly
-test-nightly: build wheel ## every test, over the full matrices and with long random runs
+test-nightly: build wheel test-peers ## every test, over the full matrices and with long random runs
 	PROPTEST_CASES=4096 $(CARGO_TEST)
-	LOOM_MAX_PREEMPTIONS=4 $(LOOM_TEST) --release
+	$(LOOM_TEST)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --nightly
+
+# vLLM pins other versions of what we use, hence an environment beside ours, in the user's cache.
+.PHONY: test-peers
+test-peers: build ## the pool against vLLM's own classes; the first run installs vLLM (7 GB)
+	peer=$$($(BIN)/python benches/peers/vllm_environment.py) && PYTHONPATH=python "$$peer" -m pytest tests/peers
 
 .PHONY: wheel
 wheel: build ## a wheel in dist/, refused when it is 3 MB or larger
@@ -96,4 +101,4 @@ bench: build ## every script in benches/, each a table
 clean: ## remove what the other targets made, the environment included
 	rm -rf $(VENV) target dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find python -name '*.abi3.so' -delete
-	find python tests benches tools -name __pycache__ -prune -exec rm -rf {} +
+	find python tests benches examples tools -name __pycache__ -prune -exec rm -rf {} +

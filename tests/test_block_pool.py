@@ -123,8 +123,11 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(numbers=st.lists(st.integers(0, 3), max_size=4, unique=True))
     def match_prefix(self, numbers):
         keys = [key(number) for number in numbers]
+        cached = self.model.match(keys)
+        free = sum(self.model.ref_cnt[block] == 0 for block in cached)
+        assert self.pool.peek_prefix(keys) == (len(cached), free)
         blocks = self.pool.match_prefix(keys)
-        assert blocks.ids == self.model.match(keys)
+        assert blocks.ids == cached
         self.model.take(blocks.ids)
         self.lists.append(blocks)
 

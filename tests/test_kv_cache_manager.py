@@ -253,6 +253,19 @@ def test_an_array_that_is_too_short_is_refused_with_both_lengths():
         manager.prepare()
 
 
+def test_a_row_that_cannot_grow_says_whether_preempting_others_could_help():
+    manager = make_manager(4, block_size=4)
+    first, second = prefill(manager, [1] * 8), prefill(manager, [2, 3])
+    outcome = manager.schedule_running(64, 64)
+    assert (outcome.blocked, outcome.can_never_fit) == ((first, 1), False)
+    manager.preempt(second)
+    assert manager.schedule_running(64, 64).blocked is None
+    for token in range(4):
+        manager.commit(first, [token])
+        outcome = manager.schedule_running(64, 64)
+    assert (outcome.blocked, outcome.can_never_fit) == ((first, 1), True)
+
+
 def test_group_specs_count_bytes():
     group = GroupSpec([LAYER] * 32)
     assert (group.bytes_per_token, group.bytes_per_block) == (131072, 16 * 131072)

@@ -76,7 +76,8 @@ impl CpuAttention {
             };
             PagedAttention::new(shape, num_threads).map_err(attention_error)
         };
-        let (attention, cache) = if PyUntypedBuffer::get(cache)?.item_size() == size_of::<Bf16>() {
+        let has_size = |size| PyUntypedBuffer::get(cache).is_ok_and(|b| b.item_size() == size);
+        let (attention, cache) = if has_size(size_of::<Bf16>()) {
             let array = Array::<Bf16>::new("cache", cache)?;
             (start(array.axes()?)?, Cache::Bfloat16(array))
         } else {

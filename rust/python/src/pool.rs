@@ -90,17 +90,15 @@ impl BlockPool {
     /// Fills a writable int32 buffer with new blocks, or raises `OutOfBlocksError` and takes none. The caller
     /// owes a `release` of each.
     fn allocate_into(&self, py: Python<'_>, row: PyBuffer<i32>) -> PyResult<()> {
-        let Some(cells) = row.as_mut_slice(py) else {
+        if row.readonly() || !row.is_c_contiguous() {
             return Err(invalid_buffer(
                 "the row must be writable and C-contiguous".into(),
             ));
-        };
-        let mut ids = self.room_for(cells.len())?;
-        self.inner.allocate(&mut ids).map_err(out_of_blocks)?;
-        for (cell, id) in cells.iter().zip(ids) {
-            cell.set(id.cast_signed());
         }
-        Ok(())
+        let mut ids = self.room_for(row.item_count())?;
+        self.inner.allocate(&mut ids).map_err(out_of_blocks)?;
+        let ids: Vec<i32> = ids.into_iter().map(u32::cast_signed).collect();
+        row.copy_from_slice(py, &ids)
     }
 
     /// Gives one reference of each block back, in the order given; blocks that nobody holds any more join
@@ -142,6 +140,12 @@ impl BlockPool {
             ids.truncate(hits);
             self.list(ids)
         })
+    }
+
+    /// How many blocks of `keys`' prefix are cached, and how many of them nobody holds. Changes nothing.
+    fn peek_prefix(&self, keys: KeysArg<'_>) -> PyResult<(usize, usize)> {
+        let found = keys.with(self.key_width, |keys| self.inner.peek_prefix(keys))?;
+        Ok((found.hits, found.free_hits))
     }
 
     /// Takes the cached prefix of `keys` and `n` new blocks, or raises `OutOfBlocksError` and takes nothing.

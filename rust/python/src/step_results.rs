@@ -56,6 +56,8 @@ pub struct RunningOutcome {
     num_tokens_scheduled: u32,
     /// The sequence that could not grow and the blocks it lacks, or `None`.
     blocked: Option<(u64, u32)>,
+    /// It needs more blocks than the pool has, so that no preemption of others can help.
+    can_never_fit: bool,
 }
 
 impl From<looseleaf::RunningOutcome> for RunningOutcome {
@@ -65,6 +67,7 @@ impl From<looseleaf::RunningOutcome> for RunningOutcome {
             blocked: outcome
                 .blocked
                 .map(|blocked| (blocked.handle.raw(), blocked.missing)),
+            can_never_fit: outcome.blocked.is_some_and(|blocked| blocked.can_never_fit),
         }
     }
 }
