@@ -141,13 +141,15 @@ def test_a_window_of_one_gives_each_token_its_own_value() -> None:
     assert torch.allclose(found, scene.values[0], rtol=1e-6, atol=0)
 
 
-def test_blocks_before_the_window_need_not_exist() -> None:
-    scene = Scene(Heads(), [Row(100, 3)])
-    expected = scene.attend(backend_for(scene), sliding_window=20)
-    # The first token sits at position 97 and sees from 78 on: blocks 0 to 3 are out of sight.
+@pytest.mark.parametrize(("num_keys", "window"), [(100, 20), (3000, 1500)])
+def test_blocks_before_the_window_need_not_exist(num_keys: int, window: int) -> None:
+    scene = Scene(Heads(), [Row(num_keys, 3)])
     backend = backend_for(scene)
-    scene.block_tables[0, :4] = -1
-    assert torch.equal(scene.attend(backend, sliding_window=20), expected)
+    expected = scene.attend(backend, sliding_window=window)
+    # The first of the three tokens sees the furthest back.
+    first_visible = num_keys - 3 + 1 - window
+    scene.block_tables[0, : first_visible // scene.block_size] = -1
+    assert torch.equal(scene.attend(backend, sliding_window=window), expected)
 
 
 def test_a_huge_sink_takes_all_weight() -> None:

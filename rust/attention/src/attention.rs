@@ -131,8 +131,8 @@ impl PagedAttention {
     /// Attention of `queries`, `[num_tokens][num_heads][head_size]`, to one layer of the cache, into `out`.
     ///
     /// A row's last query token sits at its last key, the others before it; each sees the keys up to its own
-    /// position, of those the last `sliding_window` only. Tokens past the last row come out as zeros. Slots that no
-    /// token of a row lies in are read past, whatever is in them.
+    /// position, of those the last `sliding_window` only. Tokens past the last row come out as zeros. What lies in
+    /// slots that a token does not see, NaN included, does not reach its output.
     ///
     /// # Errors
     /// [`AttentionError`] when a length does not match, the layer or a block id is outside the cache, a row

@@ -199,3 +199,108 @@ impl<'a, E: Element> HeadCache<'a, E> {
         self.cache[start..start + 2 * half].split_at(half)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{CacheShape, Layout};
+    use crate::error::{AttentionError, Mismatch};
+
+    const SHAPE: CacheShape = CacheShape {
+        num_blocks: 2,
+        num_layers: 3,
+        block_size: 16,
+        num_kv_heads: 4,
+        head_size: 64,
+    };
+
+    fn refusal(shape: CacheShape) -> Mismatch {
+        match Layout::new(shape) {
+            Err(AttentionError::Setting(mismatch)) => mismatch,
+            _ => panic!("{shape:?} was not refused as a setting"),
+        }
+    }
+
+    #[test]
+    fn sizes_that_the_kernels_cannot_do_are_refused_with_those_they_can() {
+        for head_size in [0, 4, 60, 264, 512] {
+            let found = refusal(CacheShape { head_size, ..SHAPE }).to_string();
+            let required = "required a multiple of 8 from 8 to 256";
+            assert_eq!(found, format!("head_size: found {head_size}, {required}"));
+        }
+        for block_size in [0, 1, 12] {
+            let found = refusal(CacheShape {
+                block_size,
+                ..SHAPE
+            })
+            .to_string();
+            assert_eq!(
+                found,
+                format!("block_size: found {block_size}, required a multiple of 8 from 8 up")
+            );
+        }
+    }
+
+    #[test]
+    fn counts_that_are_zero_or_too_large_are_refused() {
+        assert_eq!(
+            refusal(CacheShape {
+                num_blocks: 0,
+                ..SHAPE
+            })
+            .argument,
+            "num_blocks"
+        );
+        assert_eq!(
+            refusal(CacheShape {
+                num_blocks: 1 << 31,
+                ..SHAPE
+            })
+            .argument,
+            "num_blocks"
+        );
+        assert_eq!(
+            refusal(CacheShape {
+                num_layers: 0,
+                ..SHAPE
+            })
+            .argument,
+            "num_layers"
+        );
+        assert_eq!(
+            refusal(CacheShape {
+                num_kv_heads: 0,
+                ..SHAPE
+            })
+            .argument,
+            "num_kv_heads"
+        );
+        let huge = refusal(CacheShape {
+            num_layers: usize::MAX,
+            ..SHAPE
+        });
+        assert_eq!(huge.required, "a cache that fits in the address space");
+    }
+
+    #[test]
+    fn blocks_layers_and_heads_tile_the_cache_without_gaps() {
+        let layout = Layout::new(SHAPE).unwrap();
+        let cache: Vec<f32> = (0..layout.num_elements())
+            .map(|element| element as f32)
+            .collect();
+        let mut next = 0.0;
+        for block in 0..SHAPE.num_blocks {
+            for layer in 0..SHAPE.num_layers {
+                for head in 0..SHAPE.num_kv_heads {
+                    let (keys, values) = layout.head(&cache, layer, head).block(block);
+                    assert_eq!((keys[0], values[0]), (next, next + 1024.0));
+                    next += (keys.len() + values.len()) as f32;
+                }
+            }
+        }
+        assert_eq!(next as usize, layout.num_elements());
+        assert_eq!(
+            layout.block_elements() * SHAPE.num_blocks,
+            layout.num_elements()
+        );
+    }
+}

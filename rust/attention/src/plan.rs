@@ -47,7 +47,6 @@ impl<E: Element> Outputs<'_, E> {
 }
 
 /// All tasks of a batch.
-#[derive(Default)]
 pub(crate) struct Plan<'a, E> {
     pub(crate) whole: Vec<Whole<'a, E>>,
     pub(crate) split: Vec<Split<'a, E>>,
