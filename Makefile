@@ -31,7 +31,7 @@ help: ## show this list
 
 $(BIN)/uv: constraints.txt
 	@test -n "$(PYTHON)" || { echo "looseleaf needs Python 3.11 or newer: none found on the path" >&2; exit 1; }
-	@command -v cargo >/dev/null || { echo "looseleaf needs Rust 1.88 or newer: cargo not found on the path" >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "looseleaf needs Rust 1.89 or newer: cargo not found on the path" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -338,3 +339,46 @@ def test_the_arrays_of_a_step_stay_where_they_are():
         add(engine, name, list(range(7)))
     run_to_end(engine)
     assert len(addresses) == 1
+
+
+# --- Cost ---------------------------------------------------------------------------------------------------
+
+
+def calls_of_a_decode_step(num_rows: int) -> int:
+    """Calls, of Python and of C functions, that one step makes while ``num_rows`` rows write text."""
+    engine, model = made_up_engine(
+        num_blocks=400,
+        block_size=16,
+        max_num_seqs=64,
+        max_num_batched_tokens=256,
+        tokenizer=LetterTokenizer(),
+    )
+    model.forward = lambda batch: torch.zeros(len(batch.logits_indices), VOCAB_SIZE)
+    params = SamplingParams(
+        temperature=0.5,
+        top_p=0.9,
+        max_tokens=60,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    for number in range(num_rows):
+        add(engine, str(number), [number, 1, 2], params)
+    for _ in range(3):
+        engine.step()
+    assert engine.manager.num_running == num_rows
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        engine.step()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_decode_step_costs_no_python_per_row():
+    assert calls_of_a_decode_step(2) == calls_of_a_decode_step(60)

@@ -66,6 +66,8 @@ def test_a_bad_prompt_among_good_ones_is_named_and_nothing_is_computed(llm):
     assert llm.llm_engine.stats.num_steps == 0
     with pytest.raises(RequestError, match="2 prompts need one SamplingParams or as many, found 3"):
         llm.generate(["a", "b"], [GREEDY] * 3)
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams, found 'greedy'"):
+        llm.generate(["a"], ["greedy"])
 
 
 def test_validate_says_what_generate_would_say(llm):

