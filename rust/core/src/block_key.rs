@@ -63,13 +63,9 @@ pub enum KeyWidth {
 impl KeyWidth {
     /// The number itself.
     pub fn bits(self) -> u32 {
-        self.words() as u32 * u64::BITS
-    }
-
-    fn words(self) -> usize {
         match self {
-            Self::Bits128 => 2,
-            Self::Bits256 => 4,
+            Self::Bits128 => 128,
+            Self::Bits256 => 256,
         }
     }
 }
@@ -80,24 +76,36 @@ impl KeyWidth {
 /// sees that the tenancy's `seq` moved on, so the compare-and-swap that would have relied on the
 /// word fails.
 #[derive(Debug)]
-pub(crate) struct KeyStore {
-    words: Box<[AtomicU64]>,
-    width: KeyWidth,
+pub(crate) enum KeyStore {
+    /// Two words a block.
+    Narrow(Box<[[AtomicU64; 2]]>),
+    /// Four words a block, aligned so that none straddles two cache lines.
+    Wide(Box<[Wide]>),
 }
+
+#[derive(Debug)]
+#[repr(align(32))]
+pub(crate) struct Wide([AtomicU64; 4]);
 
 impl KeyStore {
     pub(crate) fn new(num_blocks: u32, width: KeyWidth) -> Self {
-        let words = num_blocks as usize * width.words();
-        Self {
-            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            width,
+        fn zeros<const N: usize>() -> [AtomicU64; N] {
+            std::array::from_fn(|_| AtomicU64::new(0))
+        }
+        match width {
+            KeyWidth::Bits128 => Self::Narrow((0..num_blocks).map(|_| zeros()).collect()),
+            KeyWidth::Bits256 => Self::Wide((0..num_blocks).map(|_| Wide(zeros())).collect()),
         }
     }
 
     pub(crate) fn width(&self) -> KeyWidth {
-        self.width
+        match self {
+            Self::Narrow(_) => KeyWidth::Bits128,
+            Self::Wide(_) => KeyWidth::Bits256,
+        }
     }
 
+    /// The key must fit the width.
     pub(crate) fn write(&self, id: BlockId, key: &BlockKey) {
         for (cell, word) in self.of(id).iter().zip(key.0) {
             cell.store(word, Ordering::Release);
@@ -113,21 +121,21 @@ impl KeyStore {
     }
 
     pub(crate) fn matches(&self, id: BlockId, key: &BlockKey) -> bool {
-        let stored = self.of(id);
-        stored
-            .iter()
-            .zip(key.0)
-            .all(|(cell, word)| cell.load(Ordering::Acquire) == word)
-            && key.fits(self.width)
+        let mut words = self.of(id).iter().zip(key.0);
+        words.all(|(cell, word)| cell.load(Ordering::Acquire) == word) && key.fits(self.width())
     }
 
     pub(crate) fn metadata_bytes(&self) -> usize {
-        size_of_val(&*self.words)
+        match self {
+            Self::Narrow(keys) => size_of_val(&**keys),
+            Self::Wide(keys) => size_of_val(&**keys),
+        }
     }
 
     fn of(&self, id: BlockId) -> &[AtomicU64] {
-        let words = self.width.words();
-        let first = id as usize * words;
-        &self.words[first..first + words]
+        match self {
+            Self::Narrow(keys) => &keys[id as usize],
+            Self::Wide(keys) => &keys[id as usize].0,
+        }
     }
 }

@@ -179,13 +179,14 @@ impl BlockPool {
                 format!("block {id} has {index_entries} index entries: {state:?}"),
             );
         }
-        if let Some(key) = self.key_of(id)
-            && !self.index.candidates(&key).any(|candidate| candidate == id)
-        {
-            report.add(
-                5,
-                format!("block {id} is hashed but cannot be found by its key"),
-            );
+        if let Some(key) = self.key_of(id) {
+            let home = self.index.home(&key);
+            let found = self
+                .index
+                .find(home, |candidate| (candidate == id).then_some(()));
+            if found.is_none() {
+                report.add(5, format!("block {id} is not found by its key"));
+            }
         }
     }
 }

@@ -160,6 +160,44 @@ struct Scratch {
 /// A decode step costs time in proportion to its tokens and to the rows that changed; context
 /// length does not matter. Nothing is allocated after a sequence's admission.
 ///
+/// ```
+/// # use std::sync::Arc;
+/// use looseleaf::{BlockPool, GroupKind, GroupSpec, HashAlgo, PoolConfig};
+/// use looseleaf::{KVCacheManager, ManagerConfig, OpenParams};
+///
+/// let pool = Arc::new(BlockPool::new(PoolConfig::new(65))?);
+/// let config = ManagerConfig {
+///     groups: vec![GroupSpec {
+///         kind: GroupKind::Full,
+///         layers: vec![],
+///         block_size: 16,
+///         sliding_window: None,
+///     }],
+///     max_num_seqs: 8,
+///     max_model_len: 256,
+///     max_num_batched_tokens: 256,
+///     enable_prefix_caching: true,
+///     hash_algo: HashAlgo::Sha256Cbor,
+///     hash_seed: None,
+///     max_steps_in_flight: 1,
+/// };
+/// let mut manager = KVCacheManager::new(pool, config)?;
+///
+/// let prompt: Vec<u32> = (0..40).collect();
+/// let params = OpenParams { tokens: &prompt, max_tokens: 8, ..OpenParams::default() };
+/// let first = manager.open(params)?;
+/// assert_eq!(manager.admit(first, 0)?, 0);
+/// manager.append(first, 40, &[])?;
+/// assert_eq!(manager.slots_of(first, 0)?.last(), Some(3 * 16 + 7));
+/// // The caller runs the model on these slots, and it samples the token 7.
+/// manager.commit(first, &[7])?;
+///
+/// let second = manager.open(params)?;
+/// assert_eq!(manager.admit(second, 0)?, 32); // two of three blocks are there already
+/// assert_eq!(manager.block_ids(second, 0)?, [1, 2, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// The manager has one writer; the pool may serve others at the same time. What must hold between
 /// calls is numbered in [`check_invariants`](Self::check_invariants).
 #[derive(Debug)]

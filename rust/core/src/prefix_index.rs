@@ -34,8 +34,8 @@ pub(crate) struct PrefixIndex {
 
 /// Where a key belongs, and how its entries are told from others there.
 #[derive(Clone, Copy)]
-struct Home {
-    buckets: [usize; 2],
+pub(crate) struct Home {
+    buckets: [u32; 2],
     fingerprint: u64,
 }
 
@@ -56,9 +56,24 @@ impl PrefixIndex {
         }
     }
 
-    /// Enters `id` under `key`; false if both buckets are full.
-    pub(crate) fn insert(&self, key: &BlockKey, id: BlockId) -> bool {
-        let home = self.home(key);
+    /// Folds all words, so that the groups of one block (which differ in the last word) spread
+    /// over different buckets, and mixes, so that keys need not be uniform to spread.
+    pub(crate) fn home(&self, key: &BlockKey) -> Home {
+        let [a, b, c, d] = key.0;
+        let folded = mix(a ^ b.rotate_left(16) ^ c.rotate_left(32) ^ d.rotate_left(48));
+        let count = self.buckets.len() as u32;
+        let bucket = |half: u32| ((u64::from(half) * u64::from(count)) >> 32) as u32;
+        let first = bucket((folded >> 32) as u32);
+        let second = bucket(folded as u32);
+        let next = if first + 1 < count { first + 1 } else { 0 };
+        Home {
+            buckets: [first, if second == first { next } else { second }],
+            fingerprint: mix(folded) >> ID_BITS,
+        }
+    }
+
+    /// Enters `id`; false if both buckets are full.
+    pub(crate) fn insert(&self, home: Home, id: BlockId) -> bool {
         loop {
             let Some(slot) = self.vacancy(home) else {
                 return false;
@@ -72,41 +87,50 @@ impl PrefixIndex {
         }
     }
 
-    /// Removes one entry of `id` under `key`. Called exactly once per [`insert`](Self::insert), by
-    /// whoever ended the block's hashed state. Relaxed: a removal publishes nothing.
-    pub(crate) fn remove(&self, key: &BlockKey, id: BlockId) {
-        let home = self.home(key);
+    /// Removes one entry of `id`. Called exactly once per [`insert`](Self::insert), by whoever
+    /// ended the block's hashed state. Relaxed: a removal publishes nothing.
+    pub(crate) fn remove(&self, home: Home, id: BlockId) {
         let entry = home.entry(id);
-        for slot in self.slots(home) {
-            if slot.load(Ordering::Relaxed) == entry
-                && slot
-                    .compare_exchange(entry, EMPTY, Ordering::Relaxed, Ordering::Relaxed)
-                    .is_ok()
-            {
-                return;
+        for bucket in home.buckets {
+            for slot in self.bucket(bucket) {
+                let removed = slot.load(Ordering::Relaxed) == entry
+                    && slot
+                        .compare_exchange(entry, EMPTY, Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok();
+                if removed {
+                    return;
+                }
             }
         }
     }
 
-    /// Blocks that may hold `key`.
-    pub(crate) fn candidates(&self, key: &BlockKey) -> impl Iterator<Item = BlockId> + '_ {
-        let home = self.home(key);
-        self.slots(home).filter_map(move |slot| {
-            let entry = slot.load(Ordering::Acquire);
-            (entry != EMPTY && entry >> ID_BITS == home.fingerprint)
-                .then_some((entry & ID_MASK) as BlockId)
-        })
+    /// Asks about each block that may hold the key until there is an answer.
+    pub(crate) fn find<T>(
+        &self,
+        home: Home,
+        mut ask: impl FnMut(BlockId) -> Option<T>,
+    ) -> Option<T> {
+        for bucket in home.buckets {
+            for slot in self.bucket(bucket) {
+                let entry = slot.load(Ordering::Acquire);
+                if entry >> ID_BITS == home.fingerprint && entry != EMPTY {
+                    let answer = ask((entry & ID_MASK) as BlockId);
+                    if answer.is_some() {
+                        return answer;
+                    }
+                }
+            }
+        }
+        None
     }
 
     /// The ids of all entries, in table order.
     pub(crate) fn entered(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.buckets
-            .iter()
-            .flat_map(|bucket| &bucket.0[..self.ways])
-            .filter_map(|slot| {
-                let entry = slot.load(Ordering::Acquire);
-                (entry != EMPTY).then_some((entry & ID_MASK) as BlockId)
-            })
+        let slots = (0..self.buckets.len() as u32).flat_map(|bucket| self.bucket(bucket));
+        slots.filter_map(|slot| {
+            let entry = slot.load(Ordering::Acquire);
+            (entry != EMPTY).then_some((entry & ID_MASK) as BlockId)
+        })
     }
 
     pub(crate) fn metadata_bytes(&self) -> usize {
@@ -115,15 +139,17 @@ impl PrefixIndex {
 
     /// An empty slot in the emptier of the two buckets.
     fn vacancy(&self, home: Home) -> Option<&AtomicU64> {
-        let empty = |bucket: usize| {
-            let slots = &self.buckets[bucket].0[..self.ways];
-            let mut vacant = slots
-                .iter()
-                .filter(|slot| slot.load(Ordering::Relaxed) == EMPTY);
-            let first = vacant.next();
-            (first, usize::from(first.is_some()) + vacant.count())
+        let vacant = |bucket: u32| {
+            let (mut first, mut count) = (None, 0);
+            for slot in self.bucket(bucket) {
+                if slot.load(Ordering::Relaxed) == EMPTY {
+                    first = first.or(Some(slot));
+                    count += 1;
+                }
+            }
+            (first, count)
         };
-        let [(first, first_count), (second, second_count)] = home.buckets.map(empty);
+        let [(first, first_count), (second, second_count)] = home.buckets.map(vacant);
         if first_count >= second_count {
             first
         } else {
@@ -131,26 +157,8 @@ impl PrefixIndex {
         }
     }
 
-    fn slots(&self, home: Home) -> impl Iterator<Item = &AtomicU64> {
-        let distinct = if home.buckets[0] == home.buckets[1] {
-            1
-        } else {
-            2
-        };
-        let buckets = home.buckets.into_iter().take(distinct);
-        buckets.flat_map(|bucket| &self.buckets[bucket].0[..self.ways])
-    }
-
-    /// Folds all words, so that the groups of one block (which differ in the last word) spread
-    /// over different buckets, and mixes, so that keys need not be uniform to spread.
-    fn home(&self, key: &BlockKey) -> Home {
-        let [a, b, c, d] = key.0;
-        let folded = mix(a ^ b.rotate_left(16) ^ c.rotate_left(32) ^ d.rotate_left(48));
-        let bucket = |half: u64| ((half * self.buckets.len() as u64) >> 32) as usize;
-        Home {
-            buckets: [bucket(folded >> 32), bucket(folded & 0xFFFF_FFFF)],
-            fingerprint: mix(folded) >> ID_BITS,
-        }
+    fn bucket(&self, bucket: u32) -> &[AtomicU64] {
+        &self.buckets[bucket as usize].0[..self.ways]
     }
 }
 
@@ -171,27 +179,39 @@ mod tests {
     }
 
     fn found(index: &PrefixIndex, key: &BlockKey) -> Vec<BlockId> {
-        index.candidates(key).collect()
+        let mut ids = vec![];
+        index.find(index.home(key), |id| {
+            ids.push(id);
+            None::<()>
+        });
+        ids
+    }
+
+    fn insert(index: &PrefixIndex, key: &BlockKey, id: BlockId) -> bool {
+        index.insert(index.home(key), id)
     }
 
     #[test]
     fn ids_are_found_under_their_key_until_they_are_removed() {
         let index = PrefixIndex::new(2000, MAX_WAYS);
         let ids = 0..1000;
-        assert!(ids.clone().all(|id| index.insert(&key(u64::from(id)), id)));
+        assert!(
+            ids.clone()
+                .all(|id| insert(&index, &key(u64::from(id)), id))
+        );
         for id in ids.clone() {
             assert_eq!(found(&index, &key(u64::from(id))), [id]);
         }
         ids.clone()
-            .for_each(|id| index.remove(&key(u64::from(id)), id));
+            .for_each(|id| index.remove(index.home(&key(u64::from(id))), id));
         assert_eq!(index.entered().count(), 0);
     }
 
     #[test]
     fn equal_entries_are_removed_one_at_a_time() {
         let index = PrefixIndex::new(16, MAX_WAYS);
-        assert!(index.insert(&key(1), 5) && index.insert(&key(1), 5));
-        index.remove(&key(1), 5);
+        assert!(insert(&index, &key(1), 5) && insert(&index, &key(1), 5));
+        index.remove(index.home(&key(1)), 5);
         assert_eq!(found(&index, &key(1)), [5]);
     }
 
@@ -200,7 +220,7 @@ mod tests {
         let blocks = 1 << 16;
         let index = PrefixIndex::new(2 * blocks, MAX_WAYS);
         let full = (0..blocks)
-            .filter(|id| !index.insert(&key(u64::from(*id)), *id))
+            .filter(|id| !insert(&index, &key(u64::from(*id)), *id))
             .count();
         assert_eq!(full, 0);
     }
@@ -209,7 +229,7 @@ mod tests {
     fn groups_of_one_block_do_not_crowd_one_bucket() {
         let index = PrefixIndex::new(64, MAX_WAYS);
         for key in [BlockKey([1, 2, 3, 4]), BlockKey([1, 2, 0, 0])] {
-            assert!((0..20).all(|group| index.insert(&key.with_group(group), group)));
+            assert!((0..20).all(|group| insert(&index, &key.with_group(group), group)));
         }
     }
 

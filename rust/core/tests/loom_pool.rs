@@ -135,6 +135,11 @@ impl Cache {
         self.pool.release(ids).unwrap();
     }
 
+    /// The only free block was found at once: its unit told where it is.
+    fn found_at_once(&self) {
+        assert_eq!(self.pool.stats().short_passes, 0);
+    }
+
     /// After all threads have finished: gives back what they kept; nothing may be lost.
     fn settled(&self) {
         self.pool.check_invariants().unwrap();
@@ -221,6 +226,32 @@ fn stack_pop_against_batch_push() {
 }
 
 #[test]
+fn stack_pop_against_a_top_that_leaves_and_comes_back() {
+    check(3, &["allocated"], |seen| {
+        let cache = Cache::new(seen, 3, FreeOrder::UnhashedFirst, calm());
+        race(cache, Cache::keep_blocks::<1>, |cache| {
+            let [first, second] = cache.allocate().unwrap();
+            cache.release(&[first]);
+            cache.kept.lock().unwrap().push(second);
+        });
+    });
+}
+
+#[test]
+fn stack_pop_through_a_block_just_pushed() {
+    check(3, &["allocated"], |seen| {
+        let cache = Cache::new(seen, 3, FreeOrder::UnhashedFirst, calm());
+        let [first, second, third] = cache.allocate().unwrap();
+        // So that the link that `first` gets differs from the one it had.
+        cache.release(&[second]);
+        cache.release(&[third]);
+        race(cache, Cache::keep_blocks::<2>, move |cache| {
+            cache.release(&[first])
+        });
+    });
+}
+
+#[test]
 fn ring_push_against_scan() {
     check(3, &["allocated"], |seen| {
         let cache = Cache::new(seen, 2, FreeOrder::AppendAll, calm());
@@ -292,13 +323,15 @@ fn release_against_allocate_hands_the_payload_over() {
         check(3, &["allocated", "none free"], move |seen| {
             let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
             let [id] = cache.allocate().unwrap();
-            race(cache, Cache::use_blocks::<1>, move |cache| {
+            let other = cache.clone();
+            race(cache, Cache::keep_blocks::<1>, move |cache| {
                 cache.write(id, 1);
                 if published {
                     assert_eq!(cache.pool.publish(id, &KEY), Ok(Published::Cached));
                 }
                 cache.release(&[id]);
             });
+            other.found_at_once();
         });
     }
 }
@@ -458,6 +491,19 @@ fn mover_against_allocate() {
         race(cache, Cache::keep_blocks::<1>, move |cache| {
             cache.release(&ids[1..])
         });
+    });
+}
+
+#[test]
+fn mover_against_a_push_that_is_not_written_yet() {
+    check(2, &["moved"], |seen| {
+        let cache = Cache::new(seen, 2, FreeOrder::AppendAll, restless(2, 2));
+        let ids = cache.allocate::<2>().unwrap();
+        race(
+            cache,
+            move |cache| cache.release(&ids[..1]),
+            move |cache| cache.release(&ids[1..]),
+        );
     });
 }
 

@@ -1,5 +1,6 @@
 //! Random histories of sequences on simulated cache memory: whatever happens, every row reads its
 //! own prefix, and no block is lost.
+#![cfg(not(any(loom, shuttle)))]
 
 mod simulation;
 

@@ -1,6 +1,6 @@
 //! Counts, and what must hold between calls.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::KVCacheManager;
 use crate::BlockId;
@@ -71,12 +71,12 @@ impl KVCacheManager {
 
     /// How many references of the pool's count of each block are this manager's: one per table
     /// entry and one per deferred free.
-    pub fn references(&self) -> HashMap<BlockId, u32> {
+    pub fn references(&self) -> BTreeMap<BlockId, u32> {
         let tables = self.sequences.iter().flat_map(|(_, sequence)| {
             (0..sequence.table.num_groups()).flat_map(|group| sequence.table.ids(group))
         });
         let deferred = self.steps.all().flat_map(|step| step.frees.ids());
-        let mut references = HashMap::new();
+        let mut references = BTreeMap::new();
         for &block in tables.chain(deferred) {
             *references.entry(block).or_default() += 1;
         }
@@ -172,9 +172,13 @@ impl KVCacheManager {
         let known = scheduled <= sequence.expected_len() || sequence.uncertain;
         let settled = sequence.settled * self.block_size <= computed;
         if computed > scheduled || u64::from(scheduled) > covered || !known || !settled {
+            let (tokens, pending, blocks) = (sequence.len(), sequence.pending, sequence.settled);
             report.add(
                 22,
-                format!("{handle:?}: {covered} tokens covered by blocks, {sequence:?}"),
+                format!(
+                    "{handle:?}: {computed} computed and {scheduled} scheduled of {tokens} tokens \
+                     and {pending} pending, blocks for {covered} tokens, {blocks} blocks settled"
+                ),
             );
         }
         if sequence.row.is_none() && (table.len() != 0 || scheduled != 0) {

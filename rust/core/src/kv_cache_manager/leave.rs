@@ -82,12 +82,13 @@ impl KVCacheManager {
 
     /// Undoes a live row of a step in flight and what later steps build on it.
     fn roll_back(&mut self, position: usize, slot: u32, row: &StepRow) -> Result<(), ManagerError> {
-        let mut copied = self.unschedule_if_owner(slot, row.handle);
+        self.unschedule(slot);
+        // Later steps give it no copies: they were scheduled while this one wrote for it.
+        let copied = self.steps.in_flight()[position].first_copied(slot);
         for later in position..self.steps.in_flight().len() {
             let step = self.steps.at_mut(later);
             if step.is_live(slot, row.handle) {
                 step.settle(slot, RowState::Dropped);
-                copied = copied.into_iter().chain(step.first_copied(slot)).min();
             }
         }
         let earlier = self.steps.in_flight().iter().take(position);
@@ -105,15 +106,10 @@ impl KVCacheManager {
         Ok(())
     }
 
-    fn unschedule_if_owner(&mut self, slot: u32, handle: SeqHandle) -> Option<u32> {
-        self.steps.open.row_of(slot, handle)?;
-        self.unschedule(slot)
-    }
-
     /// Takes the sequence's row and blocks.
     fn evict(&mut self, handle: SeqHandle, trust: Trust) -> Result<(), ManagerError> {
         let slot = self.admitted(handle)?.1;
-        self.unschedule_if_owner(slot, handle);
+        self.unschedule(slot);
         for position in 0..self.steps.in_flight().len() {
             let step = self.steps.at_mut(position);
             if step.is_live(slot, handle) {

@@ -108,7 +108,8 @@ impl KVCacheManager {
     }
 
     /// The block copies of the open step, source and destination, in every layer. All must run
-    /// before any write of the step; their order does not matter.
+    /// before any write of the step; their order does not matter. A caller that does not prepare
+    /// steps reads them before the step's first [`commit`](Self::commit), which opens the next.
     pub fn copies(&self) -> impl ExactSizeIterator<Item = (BlockId, BlockId)> {
         self.steps
             .open
@@ -235,11 +236,13 @@ impl KVCacheManager {
         let table = &self.sequences.get(handle)?.table;
         let missing = (end.div_ceil(self.block_size) as usize).saturating_sub(table.len());
         // Only a block that has tokens already can be shared: later ones were allocated for this
-        // sequence, and forks take none of them.
-        let goes_on = !row.start.is_multiple_of(self.block_size);
+        // sequence, and forks take none of them. While a step in flight writes to it for the
+        // sequence nobody else reads it, though blocks waiting to be freed may still be counted.
+        let may_be_shared = !row.start.is_multiple_of(self.block_size)
+            && !self.steps.writes_in_flight(slot, handle);
         let Scratch { ids, groups, .. } = &mut self.scratch;
         groups.clear();
-        if goes_on {
+        if may_be_shared {
             let shared = |group: &usize| !self.pool.is_writable(table.ids(*group)[index]);
             groups.extend((0..table.num_groups()).filter(shared));
         }
@@ -274,7 +277,6 @@ impl KVCacheManager {
         if groups.is_empty() {
             return Ok(());
         }
-        let in_flight = self.steps.newest_holding(slot, handle).is_some();
         let table = &mut self.sequences.get_mut(handle)?.table;
         table.note_edit(index);
         self.stats.block_copies += groups.len() as u64;
@@ -288,10 +290,9 @@ impl KVCacheManager {
             };
             self.steps.open.copies.push(copy);
             self.returns.add_reader(&copy);
-            // Our reference keeps the source until the copy has run if a step in flight writes to it
-            // on our behalf, or if its other holders may belong to another manager, whose releases
-            // do not pass through `returns`.
-            if in_flight || self.pool.key_of(source).is_some() {
+            if self.pool.key_of(source).is_some() {
+                // Its other holders may belong to another manager, whose releases do not pass
+                // through `returns`: our reference keeps it until the copy has run.
                 self.steps.open.frees.push(&[source]);
             } else {
                 self.returns.release(&[source], &mut self.steps)?;

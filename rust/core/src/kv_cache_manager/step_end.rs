@@ -96,25 +96,21 @@ impl KVCacheManager {
         }
     }
 
-    /// Takes a row out of the open step, with its copies and announcements. Returns the lowest
-    /// table index at which its sequence now has a block without the content it should be given.
-    pub(super) fn unschedule(&mut self, slot: u32) -> Option<u32> {
+    /// Takes the row of a slot, if there is one, out of the open step, with its copies and
+    /// announcements. A block that was to be copied is left without content.
+    pub(super) fn unschedule(&mut self, slot: u32) {
         let open = &mut self.steps.open;
-        let row = open.remove(slot)?;
-        let copied = open.first_copied(slot);
-        if copied.is_some() {
-            let returns = &mut self.returns;
-            open.copies.retain(|copy| {
-                let stays = copy.row != slot;
-                if !stays {
-                    returns.drop_reader(copy);
-                }
-                stays
-            });
-        }
+        let Some(row) = open.remove(slot) else { return };
+        let returns = &mut self.returns;
+        open.copies.retain(|copy| {
+            let stays = copy.row != slot;
+            if !stays {
+                returns.drop_reader(copy);
+            }
+            stays
+        });
         let id = open.id;
         self.withdraw(id, |announcement, _| announcement.owner == row.handle);
-        copied
     }
 
     /// A sequence is complete: what later steps compute for it is not wanted.
@@ -123,9 +119,11 @@ impl KVCacheManager {
         handle: SeqHandle,
         slot: u32,
     ) -> Result<(), ManagerError> {
-        if self.steps.open.row_of(slot, handle).is_some() {
-            self.unschedule(slot);
-        }
+        // In the open step, a row of a sequence that a step in flight completes has no copies,
+        // since that step wrote for it, and no announcements, since its tokens were not known.
+        debug_assert!(self.steps.open.first_copied(slot).is_none());
+        self.unschedule(slot);
+        debug_assert!(self.scratch.lost.is_empty());
         for step in self.steps.all_mut() {
             if step.row_of(slot, handle).is_some() {
                 step.settle(slot, RowState::Dropped);

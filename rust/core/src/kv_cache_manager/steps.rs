@@ -88,6 +88,11 @@ impl Steps {
         self.spare.push(step);
     }
 
+    /// Whether a step in flight computes for the sequence, with a result that is wanted.
+    pub(crate) fn writes_in_flight(&self, slot: u32, handle: SeqHandle) -> bool {
+        self.in_flight.iter().any(|step| step.is_live(slot, handle))
+    }
+
     /// The newest step in flight that may still touch the sequence's blocks.
     pub(crate) fn newest_holding(&mut self, slot: u32, handle: SeqHandle) -> Option<&mut Step> {
         self.in_flight

@@ -76,7 +76,7 @@ impl BlockPool {
             match state.swap(found, found.taken(), Ordering::Acquire, Ordering::Acquire) {
                 Ok(()) => {
                     if let Some(key) = key {
-                        self.index.remove(&key, id);
+                        self.index.remove(self.index.home(&key), id);
                         *evicted += 1;
                     }
                     return true;

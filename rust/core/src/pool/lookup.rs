@@ -5,6 +5,7 @@ use crate::BlockId;
 use crate::block_key::BlockKey;
 use crate::block_state::{BlockState, MAX_REFS};
 use crate::error::OutOfBlocks;
+use crate::prefix_index::Home;
 use crate::sync::Ordering;
 
 /// How much of a prefix is cached, at the moment of asking.
@@ -79,16 +80,26 @@ impl BlockPool {
 
     /// The block that a hit on `key` returns now, with the state that was seen. With several
     /// copies it is the one published first.
-    pub(super) fn find(&self, key: &BlockKey) -> Option<(BlockId, BlockState)> {
-        let mut matching = self.index.candidates(key).filter_map(|id| {
+    fn find(&self, key: &BlockKey) -> Option<(BlockId, BlockState)> {
+        self.find_at(self.index.home(key), key)
+    }
+
+    pub(super) fn find_at(&self, home: Home, key: &BlockKey) -> Option<(BlockId, BlockState)> {
+        let mut oldest: Option<(u64, (BlockId, BlockState))> = None;
+        let only = self.index.find(home, |id| {
             let state = self.state(id).load(Ordering::Acquire);
-            (state.is_hashed() && self.keys.matches(id, key)).then_some((id, state))
+            if !state.is_hashed() || !self.keys.matches(id, key) {
+                return None;
+            }
+            let Some(stamp) = self.stamp_of(id) else {
+                return Some((id, state));
+            };
+            if oldest.is_none_or(|(oldest, _)| stamp < oldest) {
+                oldest = Some((stamp, (id, state)));
+            }
+            None
         });
-        if self.stamps.is_some() {
-            matching.min_by_key(|(id, _)| self.stamp_of(*id))
-        } else {
-            matching.next()
-        }
+        only.or(oldest.map(|(_, found)| found))
     }
 
     /// Writes the blocks that would be hit to `out`; returns how many, and how many are free.

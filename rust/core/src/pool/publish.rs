@@ -35,7 +35,9 @@ impl BlockPool {
         }
         let state = self.state(id);
         let mut found = publishable(id, state.load(Ordering::Relaxed))?;
-        if self.config.duplicate_policy == DuplicatePolicy::FirstWins && self.find(key).is_some() {
+        let home = self.index.home(key);
+        let first_wins = self.config.duplicate_policy == DuplicatePolicy::FirstWins;
+        if first_wins && self.find_at(home, key).is_some() {
             self.counters.duplicates.add(1);
             return Ok(Published::Duplicate);
         }
@@ -54,7 +56,7 @@ impl BlockPool {
             stamps.stamp(id);
         }
         // Enter first, then become `hashed`: whoever ends the hashed state finds its entry there.
-        if !self.index.insert(key, id) {
+        if !self.index.insert(home, id) {
             state.abandon_publish(Ordering::Relaxed);
             self.counters.table_overflows.add(1);
             return Ok(Published::Full);
@@ -86,7 +88,7 @@ impl BlockPool {
                 Ordering::Acquire,
             ) {
                 Ok(()) => {
-                    self.index.remove(&key, id);
+                    self.index.remove(self.index.home(&key), id);
                     self.counters.retractions.add(1);
                     self.availability.settle(0, u32::from(found.is_free()));
                     return Ok(true);
@@ -127,11 +129,10 @@ impl BlockPool {
         None
     }
 
-    /// How old a cached copy is among copies of the same key.
-    pub(super) fn stamp_of(&self, id: BlockId) -> u64 {
-        self.stamps
-            .as_ref()
-            .map_or(0, |stamps| stamps.of[id as usize].load(Ordering::Relaxed))
+    /// How old a cached copy is among copies of the same key; `None` if there are no copies.
+    pub(super) fn stamp_of(&self, id: BlockId) -> Option<u64> {
+        let stamps = self.stamps.as_ref()?;
+        Some(stamps.of[id as usize].load(Ordering::Relaxed))
     }
 }
 

@@ -171,7 +171,7 @@ impl BlockPool {
             match state.swap(found, found.spilled(), Ordering::Relaxed, Ordering::Acquire) {
                 Ok(()) => {
                     if let Some(key) = key {
-                        self.index.remove(&key, id);
+                        self.index.remove(self.index.home(&key), id);
                         self.counters.spilled_hashes.add(1);
                     }
                     self.counters.spills.add(1);

@@ -1,8 +1,11 @@
 //! The engine loop over a manager, a mirror of every sequence, and the simulated device.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
 
-use looseleaf::{BlockId, KVCacheManager, ManagerError, OpenParams, SeqHandle, StepInfo};
+use looseleaf::{
+    BlockId, BlockPool, KVCacheManager, ManagerError, OpenParams, SeqHandle, StepInfo,
+};
 
 use super::launch::{Context, Launch, Row};
 use super::{Arrays, Cell, Coverage, Memory, Mirror, Setup, next_token};
@@ -14,27 +17,32 @@ pub struct Engine {
     pub mirrors: BTreeMap<SeqHandle, Mirror>,
     pub vocabulary: u32,
     pub coverage: Coverage,
-    setup: Setup,
-    memory: Memory,
+    pub(super) setup: Setup,
+    /// Shared by all engines over one pool.
+    pub(super) memory: Arc<Mutex<Memory>>,
     /// Taken in turn, as an engine with two steps in flight would.
     arrays: [Arrays; 2],
-    launches: VecDeque<Launch>,
+    pub(super) launches: VecDeque<Launch>,
     /// Of the sequences that were appended to one by one in the open step.
     drafts: BTreeMap<SeqHandle, Vec<u32>>,
 }
 
 impl Engine {
     pub fn new(setup: Setup) -> Self {
-        let manager = setup.manager();
+        Self::over(setup, setup.pool(), &Arc::new(Mutex::new(setup.memory())))
+    }
+
+    /// An engine over a pool and a memory that others may use at the same time.
+    pub fn over(setup: Setup, pool: Arc<BlockPool>, memory: &Arc<Mutex<Memory>>) -> Self {
+        let manager = KVCacheManager::new(pool, setup.config()).expect("it is valid");
         let arrays = [0, 1].map(|_| Arrays::new(manager.buffer_sizes()));
-        let memory = Memory::new(setup.groups, manager.pool().num_blocks(), setup.block_size);
         Self {
             manager,
             mirrors: BTreeMap::new(),
             vocabulary: 1000,
             coverage: Coverage::default(),
             setup,
-            memory,
+            memory: Arc::clone(memory),
             arrays,
             launches: VecDeque::new(),
             drafts: BTreeMap::new(),
@@ -168,7 +176,8 @@ impl Engine {
         let Some(launch) = self.launches.iter_mut().find(|launch| !launch.executed) else {
             return false;
         };
-        launch.execute(&self.mirrors, &mut self.memory, self.vocabulary);
+        let memory = &mut self.memory.lock().expect("nobody panicked");
+        launch.execute(&self.mirrors, memory, self.vocabulary);
         for row in &launch.rows {
             let unknown = row.ids.iter().filter(|id| id.is_none()).count();
             self.coverage.unknown_inputs += unknown as u64;
@@ -259,7 +268,7 @@ impl Engine {
     /// Gives up one of the steps in flight; the device may have done any part of it.
     pub fn fail(&mut self, nth: usize) -> Result<(), ManagerError> {
         let failed = self.launches.remove(nth).expect("a step is in flight");
-        failed.spoil(&mut self.memory);
+        failed.spoil(&mut self.memory.lock().expect("nobody panicked"));
         self.coverage.failed_steps += 1;
         let affected = self.manager.fail_step(failed.step)?.to_vec();
         for later in self
@@ -383,67 +392,5 @@ impl Engine {
         handles
             .filter(|&handle| self.manager.row(handle).is_ok())
             .collect()
-    }
-
-    /// Everything that must hold between operations.
-    pub fn check(&mut self) {
-        self.manager
-            .check_invariants()
-            .expect("the manager's invariants hold");
-        let pool = self.manager.pool();
-        pool.check_invariants().expect("the pool's invariants hold");
-        let references = self.manager.references();
-        for block in 0..pool.num_blocks() as BlockId {
-            let held = references.get(&block).copied().unwrap_or(0);
-            assert_eq!(pool.ref_cnt(block), held, "references of block {block}");
-        }
-        assert_eq!(pool.num_free() + references.len(), pool.num_usable());
-        for launch in self.launches.iter().filter(|launch| !launch.unprepared) {
-            for block in launch.blocks() {
-                assert_ne!(
-                    pool.ref_cnt(block),
-                    0,
-                    "block {block} of step {}",
-                    launch.step
-                );
-            }
-        }
-        let stats = self.manager.stats();
-        self.coverage.deferred_frees += stats.deferred_frees as u64;
-        for handle in self.open_handles() {
-            let mirror = &self.mirrors[&handle];
-            assert_eq!(self.manager.tokens(handle).unwrap(), mirror.tokens);
-            assert_eq!(self.manager.finish_reason(handle), Ok(mirror.finished));
-        }
-        let promised = stats.announced_blocks != 0 || self.manager.copies().len() != 0;
-        if self.launches.is_empty() && !promised {
-            self.check_contents();
-        }
-    }
-
-    /// While nothing is in flight or promised, every sequence has what it counts as computed.
-    fn check_contents(&mut self) {
-        self.coverage.idle_checks += 1;
-        for handle in self.open_handles() {
-            let computed = self.manager.num_computed_tokens(handle).unwrap() as usize;
-            let cells = self.mirrors[&handle].cells(computed);
-            for group in 0..self.setup.groups {
-                let table = self.blocks(handle, group);
-                self.memory
-                    .assert_holds(group, table, &cells, &format!("{handle:?}"));
-            }
-        }
-    }
-
-    /// What happened, with what the manager and the pool counted.
-    pub fn total_coverage(&self) -> Coverage {
-        let (manager, pool) = (self.manager.stats(), self.manager.pool().stats());
-        Coverage {
-            preempted_hits: manager.preempted_hits,
-            copies: manager.block_copies,
-            duplicates: pool.duplicates,
-            evictions: pool.evictions,
-            ..self.coverage
-        }
     }
 }

@@ -7,6 +7,7 @@
 #![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 mod arrays;
+mod checks;
 mod coverage;
 mod engine;
 mod launch;
@@ -71,6 +72,12 @@ impl Setup {
             })
             .expect("the pool's configuration is valid"),
         )
+    }
+
+    /// Memory for the pool's blocks.
+    pub fn memory(&self) -> Memory {
+        let blocks = self.usable_blocks + u32::from(self.null_block);
+        Memory::new(self.groups, blocks as usize, self.block_size)
     }
 
     pub fn config(&self) -> ManagerConfig {

@@ -1,0 +1,102 @@
+//! Several managers over one pool, each in its own thread: hits, evictions and admissions race.
+#![cfg(not(any(loom, shuttle)))]
+
+mod simulation;
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use looseleaf::{ManagerError, SeqHandle};
+use simulation::{Engine, Setup};
+
+const REQUESTS: u32 = 400;
+
+fn setup() -> Setup {
+    Setup {
+        usable_blocks: 40,
+        block_size: 2,
+        max_num_seqs: 4,
+        ..Setup::default()
+    }
+}
+
+/// Serves requests with few beginnings, two or three at a time, and preempts the newest when
+/// blocks run out. Rows read the memory that all managers write.
+fn serve(mut engine: Engine, seed: u32) -> Engine {
+    engine.vocabulary = 2;
+    let mut running: Vec<SeqHandle> = Vec::new();
+    let mut waiting: Vec<SeqHandle> = Vec::new();
+    let mut opened = 0;
+    while opened < REQUESTS || !running.is_empty() || !waiting.is_empty() {
+        if opened < REQUESTS && waiting.len() + running.len() < 4 {
+            let kind = (opened * 7 + seed) % 5;
+            let tokens: Vec<u32> = (0..6 + 2 * kind).map(|at| at % (kind + 1)).collect();
+            waiting.push(engine.open(&tokens, None, 1 + kind, &[]).unwrap());
+            opened += 1;
+        }
+        while let Some(&next) = waiting.first() {
+            match engine.manager.admit(next, 0) {
+                Ok(_) => running.push(waiting.remove(0)),
+                Err(ManagerError::OutOfBlocks { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        while engine
+            .manager
+            .schedule_running(40, 6)
+            .unwrap()
+            .blocked
+            .is_some()
+        {
+            let newest = running.pop().expect("a blocked sequence runs");
+            engine.preempt(newest).unwrap();
+            waiting.insert(0, newest);
+        }
+        match engine.prepare() {
+            Ok(_) => engine.commit().unwrap(),
+            Err(ManagerError::NothingScheduled) => thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+        running.retain(|&handle| {
+            let finished = engine.manager.finish_reason(handle).unwrap().is_some();
+            if finished {
+                engine.close(handle).unwrap();
+            }
+            !finished
+        });
+        engine.manager.check_invariants().unwrap();
+    }
+    engine
+}
+
+#[test]
+fn managers_in_threads_read_only_their_own_prefixes_from_a_shared_pool() {
+    let pool = setup().pool();
+    let memory = Arc::new(Mutex::new(setup().memory()));
+    let engines = [0, 1, 2].map(|_| Engine::over(setup(), Arc::clone(&pool), &memory));
+    let threads: Vec<_> = (0..)
+        .zip(engines)
+        .map(|(seed, engine)| thread::spawn(move || serve(engine, seed)))
+        .collect();
+    let mut calm = Engine::new(Setup {
+        usable_blocks: 400,
+        ..setup()
+    });
+    calm.vocabulary = 2;
+    let mut hits = 0;
+    for engine in threads {
+        let engine = engine.join().expect("the thread's checks hold");
+        hits += engine.manager.stats().prefix_hits;
+        for mirror in engine.mirrors.values() {
+            let prompt = &mirror.tokens[..mirror.prompt_len];
+            let handle = calm.open(prompt, None, mirror.max_tokens, &[]).unwrap();
+            calm.finish(handle).unwrap();
+            assert_eq!(calm.manager.tokens(handle).unwrap(), mirror.tokens);
+            calm.close(handle).unwrap();
+        }
+    }
+    pool.check_invariants().unwrap();
+    let stats = pool.stats();
+    assert_eq!(stats.in_use, 0);
+    assert!(hits > 0 && stats.evictions > 0, "{stats:?}");
+}
