@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["model_fixtures"]
 
-# Threads of a torch operator wait for each other: for tiny models, or on a busy machine, longer than they work.
+# Threads of a torch operator wait for each other, on a busy machine longer than they work.
 # It must be set before torch is imported. Paged attention has threads of its own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -231,8 +231,8 @@ class FinishedRow:
 class RunningOutcome:
     """How far ``schedule_running`` came.
 
-    ``blocked`` is who could not grow, and the blocks it lacks; ``can_never_fit`` says that it needs more blocks
-    than the pool has, so that no preemption of others can help.
+    ``blocked`` is who could not grow, and the blocks it lacks; ``can_never_fit`` says that it needs more
+    blocks than the pool has, so that no preemption of others can help.
     """
 
     @property

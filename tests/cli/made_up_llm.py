@@ -5,52 +5,31 @@ As a program, ``made_up_llm.py WORDS…`` is ``looseleaf WORDS…`` on that mode
 
 from __future__ import annotations
 
-import string
 import sys
 from typing import Any
 
 import looseleaf
-from engine.made_up_model import EOS_TOKEN_ID, MadeUpModel, expected_output, made_up_engine
+from engine.made_up_model import MadeUpModel, expected_output, made_up_engine
+from engine.made_up_tokenizers import LetterTokenizer
 from looseleaf import LLM, SamplingParams
 from looseleaf.cli import main
 
 MAX_MODEL_LEN = 64
-_LETTERS = string.ascii_letters + " .?\n:'<>"
-assert len(_LETTERS) == EOS_TOKEN_ID
 
 
-class LetterTokenizer:
-    """One token a letter."""
-
-    chat_template: str | None = "role, colon, content, line end"
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [_LETTERS.index(letter) for letter in text]
-
-    def decode(self, token_ids: list[int], **_: Any) -> str:
-        return "".join(_LETTERS[token] for token in token_ids if token != EOS_TOKEN_ID)
-
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> str:
-        assert not tokenize
-        assert add_generation_prompt
-        return "".join(f"{message['role']}:{message['content']}\n" for message in messages)
-
-
-def made_up_llm(**options: Any) -> tuple[LLM, MadeUpModel]:
+def made_up_llm() -> tuple[LLM, MadeUpModel]:
     """A model that writes nonsense of letters."""
-    settings = {"num_blocks": 64, "block_size": 4, "max_model_len": MAX_MODEL_LEN} | options
-    engine, model = made_up_engine(tokenizer=LetterTokenizer(), **settings)
+    engine, model = made_up_engine(tokenizer=LetterTokenizer(), max_model_len=MAX_MODEL_LEN)
     return LLM.from_engine(engine), model
 
 
 def text_after(prompt: str, **sampling: Any) -> str:
-    """What the made-up model writes after ``prompt``, from the prompt alone."""
+    """What the made-up model writes after a prompt, from the prompt alone; ``^`` is its special token."""
     tokenizer = LetterTokenizer()
     params = SamplingParams(**{"temperature": 0, "max_tokens": 256} | sampling)
-    token_ids, _, _ = expected_output(tokenizer.encode(prompt), params, max_model_len=MAX_MODEL_LEN)
-    return tokenizer.decode(token_ids)
+    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    token_ids, reason, _ = expected_output(prompt_ids, params, max_model_len=MAX_MODEL_LEN)
+    return tokenizer.decode(token_ids[:-1] if reason == "stop" else token_ids, skip_special_tokens=True)
 
 
 if __name__ == "__main__":

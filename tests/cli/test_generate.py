@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from engine.made_up_model import MadeUpModel, assert_nothing_is_held
 from looseleaf import LLM
 from looseleaf.cli import main
 
-CHAT = "user:{}\n"
+CHAT = "^U{}^A"
 
 
 class Run:
@@ -82,18 +83,18 @@ def test_one_prompt_is_answered_as_a_chat(run: Run) -> None:
 
 def test_a_system_prompt_comes_first(run: Run) -> None:
     assert run("--prompt", "hi", "--system", "be").code == 0
-    assert run.out == text_after("system:be\nuser:hi\n") + "\n"
+    assert run.out == text_after("^Sbe^Uhi^A") + "\n"
 
 
 def test_raw_continues_the_bare_text(run: Run) -> None:
-    assert run("--prompt", "hi", "--raw").out == text_after("hi") + "\n"
+    assert run("--prompt", "hi", "--raw").out == text_after("^hi") + "\n"
 
 
 def test_a_model_without_a_chat_template_continues_the_bare_text(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run.llm.get_tokenizer(), "chat_template", None)
-    assert run("--prompt", "hi").out == text_after("hi") + "\n"
+    assert run("--prompt", "hi").out == text_after("^hi") + "\n"
     assert run("--prompt", "hi", "--chat").code == 2
     assert "no chat template" in run.err
 
@@ -130,13 +131,13 @@ def test_texts_stand_in_the_order_of_the_prompts_and_not_of_their_ends(
 
 def test_standard_input_is_one_prompt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"hi\n")
-    assert run("--raw").out == text_after("hi") + "\n"
+    assert run("--raw").out == text_after("^hi") + "\n"
 
 
 def test_a_dash_reads_lines_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b'"hi"\n"ho"\n')
     assert run("--file", "-", "--json", "--raw").code == 0
-    assert [item["text"] for item in run.objects] == [text_after("hi"), text_after("ho")]
+    assert [item["text"] for item in run.objects] == [text_after("^hi"), text_after("^ho")]
 
 
 def test_json_says_all_about_a_prompt(run: Run) -> None:
@@ -147,21 +148,21 @@ def test_json_says_all_about_a_prompt(run: Run) -> None:
         "index": 0,
         "source": "--prompt 1",
         "prompt": "hi",
-        "text": text_after("hi", max_tokens=3, ignore_eos=True),
+        "text": text_after("^hi", max_tokens=3, ignore_eos=True),
         "finish_reason": "length",
         "stop_reason": None,
-        "num_prompt_tokens": 2,
+        "num_prompt_tokens": 3,
         "num_cached_tokens": 0,
     }
 
 
 def test_token_ids_are_taken_as_they_are(run: Run, lines: Callable[..., str]) -> None:
-    assert run("--file", lines({"prompt_token_ids": [7, 8]})).code == 0
+    assert run("--file", lines({"prompt_token_ids": [8, 9]})).code == 0
     assert run.out == text_after("hi") + "\n"
 
 
 def test_a_salt_keeps_blocks_apart(run: Run, lines: Callable[..., str]) -> None:
-    alike = {"prompt": "aaaaaaaaaaaaaaa"}
+    alike = {"prompt": "a" * 15}
     mine = alike | {"cache_salt": "me"}
     assert run("--file", lines(alike, alike, mine, mine), "--json", "--raw").code == 0
     assert [item["num_cached_tokens"] for item in run.objects] == [0, 12, 0, 12]
@@ -185,13 +186,14 @@ def test_figures_go_to_standard_error_or_into_the_last_object(run: Run) -> None:
     )
     assert run(*words, "--ignore-eos").code == 0
     assert "8 tokens for 2 prompts" in run.err
-    assert "30 tokens; 12 of them were not computed again" in run.err
-    assert "128 tokens would have been reserved, 64 for each" in run.err
+    assert "32 tokens; 12 of them came from the prefix cache" in run.err
+    assert "shared 3 times" in run.err
+    assert "2 contiguous ones of 64 tokens" in run.err
     run.llm.reset_prefix_cache()
     run(*words, "--ignore-eos", "--json")
     stats = run.objects[-1]["stats"]
     assert stats["num_cached_tokens"] == 24  # of both runs: the engine counts since its start
-    assert stats["strip_tokens"] == 2 * 64
+    assert stats["strip_bytes"] == 2 * 64 * stats["bytes_per_token"]
 
 
 @pytest.mark.parametrize(
@@ -211,8 +213,8 @@ def test_figures_go_to_standard_error_or_into_the_last_object(run: Run) -> None:
             ["--prompt", "a", "--top-p", "inf"],
             "top_p must be a finite number above 0 and at most 1, found inf",
         ),
-        (["--prompt", "a", "--top-k", "-2"], "top_k must be an integer of at least -1, found -2"),
-        (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be an integer of at least 1, found 0"),
+        (["--prompt", "a", "--top-k", "-2"], "top_k must be an integer of at least -1.*, found -2"),
+        (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be an integer of at least 1.*, found 0"),
         (["--prompt", "a", "--max-tokens", "many"], "argument --max-tokens: invalid int value: 'many'"),
         (["--prompt", "a", "--stop", ""], "stop must not contain the empty string"),
         (["--prompt", "a", "--stop-token-id", "61"], "must be from 0 to 60, the vocabulary, found 61"),
@@ -225,7 +227,7 @@ def test_figures_go_to_standard_error_or_into_the_last_object(run: Run) -> None:
 )
 def test_bad_input_says_what_is_wrong_and_ends_with_2(run: Run, words: list[str], sentence: str) -> None:
     assert run(*words, *([] if "--system" in words else ["--raw"])).code == 2
-    assert sentence in run.err
+    assert re.search(sentence, run.err), run.err
     assert run.out == ""
 
 
@@ -250,7 +252,7 @@ def test_a_bad_line_stops_all_unless_told_to_keep_going(run: Run, lines: Callabl
 
     assert run("--file", path, "--raw", "--keep-going", "--json").code == 2
     assert [item["index"] for item in run.objects] == [0, 1, 2, 3, 4]
-    assert run.objects[2]["text"] == text_after("ho")
+    assert run.objects[2]["text"] == text_after("^ho")
     assert run.objects[4]["source"] == "line 5"
     assert "must be from 0 to 60, the vocabulary, found 61" in run.objects[4]["error"]
     assert "line 5: prompt_token_ids must be from 0 to 60" in run.err
@@ -267,7 +269,7 @@ def test_a_step_that_fails_ends_with_1_and_spares_the_other_prompts(
     run.model.errors = {2: RuntimeError("bad memory")}
     short, long = {"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}
     assert run("--file", lines(short, long), "--raw", "--json").code == 1
-    assert run.objects[0]["text"] == text_after("a", max_tokens=1)
+    assert run.objects[0]["text"] == text_after("^a", max_tokens=1)
     assert run.objects[1]["finish_reason"] == "error"
     assert "line 2: the step failed: RuntimeError: bad memory" in run.err
 
@@ -286,7 +288,7 @@ def interrupt_in_pass(number: int, model: MadeUpModel, monkeypatch: pytest.Monke
 def test_ctrl_c_keeps_the_text_so_far_and_ends_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt_in_pass(5, run.model, monkeypatch)
     assert run("--prompt", "hi", "--raw", "--ignore-eos").code == 130
-    assert run.out == text_after("hi", max_tokens=5, ignore_eos=True) + "\n"
+    assert run.out == text_after("^hi", max_tokens=5, ignore_eos=True) + "\n"
     assert "interrupted: 0 of 1 prompts finished" in run.err
 
 
@@ -318,4 +320,4 @@ def test_ctrl_c_while_a_text_is_written_loses_nothing_of_it(
 
     monkeypatch.setattr(sys.stdout, "write", interrupted)
     assert run("--prompt", "hi", "--raw", "--ignore-eos").code == 130
-    assert run.out == text_after("hi", max_tokens=3, ignore_eos=True) + "\n"
+    assert run.out == text_after("^hi", max_tokens=3, ignore_eos=True) + "\n"

@@ -53,6 +53,9 @@ def with_params(
         if isinstance(entry, BadPrompt):
             refused.append(Refused(index, entry))
             continue
+        if not entry.content:  # a chat template would make a prompt even of this
+            refused.append(Refused(index, BadPrompt(entry.source, "the prompt is empty")))
+            continue
         try:
             jobs.append(Job(index, entry, SamplingParams(**flags | entry.sampling)))
         except LooseleafError as error:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from looseleaf.engine.llm import LLM
 
 
+_MIB = 2**20
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What a run did and what it took.
@@ -23,9 +26,10 @@ class Summary:
         num_preemptions: times that a prompt lost its blocks.
         block_size: tokens per block.
         peak_blocks_in_use: most blocks held at once.
-        num_shared_blocks: entries of block tables that pointed to a block which somebody else had filled.
         num_usable_blocks: blocks of the pool that prompts can hold.
-        max_model_len: tokens that a contiguous strip per prompt would have to have room for.
+        num_shared_blocks: times that a prompt took a block which another one had filled.
+        bytes_per_token: of keys and values, over all layers.
+        max_model_len: tokens that a contiguous strip for one prompt must have room for.
         max_num_seqs: prompts that run at the same time at most.
     """
 
@@ -38,8 +42,9 @@ class Summary:
     num_preemptions: int
     block_size: int
     peak_blocks_in_use: int
-    num_shared_blocks: int
     num_usable_blocks: int
+    num_shared_blocks: int
+    bytes_per_token: int
     max_model_len: int
     max_num_seqs: int
 
@@ -49,31 +54,45 @@ class Summary:
         return self.num_generation_tokens / self.seconds if self.seconds else 0.0
 
     @property
-    def strip_tokens(self) -> int:
-        """Tokens that strips of the longest possible length would have reserved, prompts side by side."""
-        return min(self.num_prompts, self.max_num_seqs) * self.max_model_len
+    def peak_bytes(self) -> int:
+        """Bytes of the blocks held at the peak."""
+        return self.peak_blocks_in_use * self.block_size * self.bytes_per_token
+
+    @property
+    def num_strips(self) -> int:
+        """Contiguous strips that would have been reserved side by side."""
+        return min(self.num_prompts, self.max_num_seqs)
+
+    @property
+    def strip_bytes(self) -> int:
+        """Bytes of those strips, each as long as a prompt and its output may become."""
+        return self.num_strips * self.max_model_len * self.bytes_per_token
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, and what follows from them."""
-        return asdict(self) | {"tokens_per_second": self.tokens_per_second, "strip_tokens": self.strip_tokens}
+        return asdict(self) | {
+            "tokens_per_second": self.tokens_per_second,
+            "peak_bytes": self.peak_bytes,
+            "strip_bytes": self.strip_bytes,
+        }
 
     def lines(self) -> list[str]:
         """The same for people."""
-        used = self.peak_blocks_in_use
         lines = [
             f"written   {self.num_generation_tokens:,} tokens for {self.num_prompts} prompts"
             f" in {self.seconds:.1f} s: {self.tokens_per_second:.1f} tokens/s",
             f"prompts   {self.num_prompt_tokens:,} tokens;"
-            f" {self.num_cached_tokens:,} of them were not computed again",
-            f"blocks    {used:,} of {self.num_usable_blocks:,} used at the peak, {self.block_size} tokens in each;"
-            f" {self.num_shared_blocks:,} times one was shared",
-            f"strips    {self.strip_tokens:,} tokens would have been reserved, {self.max_model_len:,} for each;"
-            f" the blocks had room for {used * self.block_size:,}",
+            f" {self.num_cached_tokens:,} of them came from the prefix cache and were not computed again",
+            f"blocks    {self.peak_blocks_in_use:,} of {self.num_usable_blocks:,} in use at the peak"
+            f" ({self.peak_bytes / _MIB:,.1f} MiB), {self.block_size} tokens each;"
+            f" shared {self.num_shared_blocks:,} times",
+            f"strips    {self.num_strips} contiguous ones of {self.max_model_len:,} tokens"
+            f" would have reserved {self.strip_bytes / _MIB:,.1f} MiB",
         ]
         if self.num_preemptions:
             lines.append(
-                f"preempted {self.num_preemptions:,} times; {self.num_recomputed_tokens:,} tokens were"
-                " computed again"
+                f"preempted {self.num_preemptions:,} times;"
+                f" {self.num_recomputed_tokens:,} tokens were computed again"
             )
         return lines
 
@@ -88,7 +107,7 @@ def summarize(llm: LLM, num_prompts: int, seconds: float) -> Summary:
     """
     engine = llm.llm_engine
     stats = engine.stats
-    block_size = engine.manager.block_size
+    block_size = engine.group.block_size
     return Summary(
         num_prompts=num_prompts,
         seconds=seconds,
@@ -99,9 +118,9 @@ def summarize(llm: LLM, num_prompts: int, seconds: float) -> Summary:
         num_preemptions=stats.num_preemptions,
         block_size=block_size,
         peak_blocks_in_use=stats.peak_blocks_in_use,
-        # A hit is always a whole block.
-        num_shared_blocks=stats.num_cached_tokens // block_size,
         num_usable_blocks=engine.pool.num_usable,
+        num_shared_blocks=stats.num_cached_tokens // block_size,  # a hit is always a whole block
+        bytes_per_token=engine.group.bytes_per_token,
         max_model_len=engine.limits.max_model_len,
         max_num_seqs=engine.limits.max_num_seqs,
     )

@@ -140,11 +140,12 @@ class LLMEngine:
         if not self._requests:
             self._log.restart(time.monotonic())
         room = self.limits.max_model_len - len(prompt.token_ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         handle = self.manager.open(
             prompt.token_ids,
             cache_salt=prompt.cache_salt,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            min_tokens=params.min_tokens,
+            max_tokens=max_tokens,
+            min_tokens=min(params.min_tokens, max_tokens),
             eos_token_ids=() if params.ignore_eos else self._model.eos_token_ids,
             stop_token_ids=params.stop_ids,
         )

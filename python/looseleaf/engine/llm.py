@@ -231,6 +231,8 @@ class LLM:
             )
         pairs = []
         for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            if not isinstance(param, SamplingParams):
+                raise RequestError(f"sampling_params must be SamplingParams, found {param!r}")
             try:
                 pair = tokenized(prompt, self.llm_engine.tokenizer), param
                 self.llm_engine.check(*pair)

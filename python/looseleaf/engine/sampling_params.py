@@ -14,6 +14,8 @@ from looseleaf.errors import RequestError, UnsupportedError
 # Below this a temperature divides logits by so little that sampling is greedy in all but cost.
 _GREEDY_BELOW = 1e-5
 
+_MOST = 2**63 - 1
+
 _UNSUPPORTED = {
     "n": "one output per request is computed; send the prompt n times with different seeds",
     "presence_penalty": "logits are not changed by what was written before",
@@ -109,10 +111,10 @@ class SamplingParams:
         self._set("temperature", _real("temperature", self.temperature, "at least 0", lambda x: x >= 0))
         self._set("top_p", _real("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1))
         self._set("min_p", _real("min_p", self.min_p, "from 0 to 1", lambda x: 0 <= x <= 1))
-        self._set("top_k", _integer("top_k", self.top_k, lowest=-1))
-        self._set("min_tokens", _integer("min_tokens", self.min_tokens, lowest=0))
+        self._set("top_k", _integer("top_k", self.top_k, lowest=-1, highest=_MOST))
+        self._set("min_tokens", _integer("min_tokens", self.min_tokens, lowest=0, highest=_MOST))
         if self.max_tokens is not None:
-            self._set("max_tokens", _integer("max_tokens", self.max_tokens, lowest=1))
+            self._set("max_tokens", _integer("max_tokens", self.max_tokens, lowest=1, highest=_MOST))
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
                     f"min_tokens must be at most max_tokens ({self.max_tokens}), found {self.min_tokens}"

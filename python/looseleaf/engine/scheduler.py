@@ -109,7 +109,7 @@ class Scheduler:
         schedule = Schedule()
         left = self._limits.max_num_batched_tokens - self._continue_rows(schedule)
         kept = self._wanted_by_short_prompts(left // 2, newcomers=not schedule.preempted)
-        left -= self._continue_prompts(schedule, left, kept)
+        left, kept = self._continue_prompts(schedule, left, kept)
         if not schedule.preempted:
             self._admit(schedule, left, kept)
         if not schedule.num_tokens and not schedule.failed and (self.waiting or self.running):
@@ -167,18 +167,21 @@ class Scheduler:
                 free_blocks -= blocks
         return min(wanted, most)
 
-    def _continue_prompts(self, schedule: Schedule, left: int, kept: int) -> int:
-        """Compute more of the running prompts, short ones with the tokens ``kept``; returns how many."""
+    def _continue_prompts(self, schedule: Schedule, left: int, kept: int) -> tuple[int, int]:
+        """Compute more of the running prompts with ``left`` tokens of the step.
+
+        Short ones alone may have the last ``kept`` of them. Returns what remains of both.
+        """
         todo = [(request, self._remaining(handle)) for handle, request in self._prompts.items()]
         todo.sort(key=lambda item: item[1] <= self._chunk)
-        used = 0
         for request, remaining in todo:
-            budget = left - used - (kept if remaining > self._chunk else 0)
-            count = min(remaining, self._threshold, budget)
+            short = remaining <= self._chunk
+            count = min(remaining, self._threshold, left if short else left - kept)
             if count > 0:
                 self._append_prompt(schedule, request, remaining, count)
-                used += count
-        return used
+                left -= count
+                kept = max(0, kept - count) if short else kept
+        return left, kept
 
     def _admit(self, schedule: Schedule, left: int, kept: int) -> None:
         """Start waiting requests with ``left`` tokens of the step, ``kept`` of which are for short ones."""
@@ -204,7 +207,7 @@ class Scheduler:
             self._seat(schedule, request, num_cached_tokens)
             remaining = self._remaining(handle)
             short = remaining <= self._chunk
-            count = min(remaining, self._threshold, left if short else left - kept)
+            count = min(remaining, self._threshold, left if short else max(1, left - kept))
             self._append_prompt(schedule, request, remaining, count)
             left -= count
             kept = max(0, kept - count) if short else kept
