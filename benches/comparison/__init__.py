@@ -1,0 +1,1 @@
+"""Two implementations that do the same work in turns, and the table of their times."""

@@ -1,0 +1,1 @@
+"""The environments of the systems that the benchmarks compare with."""

@@ -1,0 +1,1 @@
+"""Recorded request traces, and their replay through a pool."""
