@@ -69,8 +69,9 @@ def __getattr__(name: str) -> Any:
                 raise
             from looseleaf.errors import MissingExtraError
 
+            command = "pip install 'looseleaf[engine]'"
             raise MissingExtraError(
-                f"looseleaf.{name} needs {error.name}, which is not installed: pip install 'looseleaf[engine]'"
+                f"looseleaf.{name} needs {error.name}, which is not installed: {command}"
             ) from error
     raise AttributeError(f"module 'looseleaf' has no attribute {name!r}")
 
