@@ -68,7 +68,8 @@ impl BlockList {
     }
 
     /// Hands the ids and the duty to release them to the caller; the list is empty afterwards.
-    fn into_ids(&self) -> Vec<BlockId> {
+    #[pyo3(name = "into_ids")]
+    fn hand_over(&self) -> Vec<BlockId> {
         std::mem::take(&mut *self.lock())
     }
 

@@ -133,6 +133,7 @@ impl KVCacheManager {
     /// Opens a sequence; it holds no blocks before `admit`.
     #[pyo3(signature = (token_ids, *, cache_salt = None, max_tokens = None, min_tokens = 0, eos_token_ids = None,
         stop_token_ids = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn open(
         &self,
         py: Python<'_>,

@@ -18,6 +18,7 @@ macro_rules! announced {
             word: atomic::$name,
         }
 
+        #[allow(dead_code, reason = "both widths offer the same operations")]
         impl $name {
             pub(crate) fn new(value: $word) -> Self {
                 Self {
