@@ -68,7 +68,8 @@ def measure(names: list[str] | None, repeats: int, sample_s: float) -> Report:
 
     unknown = [name for name in names or () if name not in ROWS]
     if unknown:
-        sys.exit(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+        print(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}", file=sys.stderr)
+        sys.exit(2)
     rows = []
     for name in names or ROWS:
         spec = ROWS[name]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["model_fixtures"]
+
+# A shell has the programs that it starts in the background ignore Ctrl-C; tests that send one must get it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Threads of a torch operator wait for each other, on a busy machine longer than they work.
 # It must be set before torch is imported. Paged attention has threads of its own.

@@ -45,21 +45,10 @@ def ensure(directory: Path) -> Path:
         return python
     print(f"making an environment with vLLM {VLLM} in {directory}; this takes minutes", file=sys.stderr)
     # Standard output belongs to the caller's table.
-    _run(sys.executable, "-m", "venv", "--clear", directory)
+    _run(sys.executable, "-m", "venv", directory)
     _run(python, "-m", "pip", "install", "--quiet", "uv")
-    _run(
-        python,
-        "-m",
-        "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        python,
-        "--overrides",
-        OVERRIDES,
-        *PACKAGES,
-    )
+    install = (python, "-m", "uv", "pip", "install", "--quiet", "--python", python)
+    _run(*install, "--overrides", OVERRIDES, *PACKAGES)
     stamp.write_text(wanted)
     return python
 

