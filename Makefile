@@ -84,7 +84,7 @@ lint: build ## formatting, lints, types, stubs, and the rules of the tree
 	$(BIN)/ruff check $(PYTHON_SOURCES)
 	$(BIN)/ruff format --check $(PYTHON_SOURCES)
 	$(BIN)/mypy python/looseleaf
-	$(BIN)/python -m mypy.stubtest looseleaf._core
+	$(BIN)/python -m mypy.stubtest --mypy-config-file tools/stubtest.ini looseleaf._core
 	tools/check_tree.sh
 
 .PHONY: format
