@@ -50,6 +50,16 @@ def test_the_built_in_model_writes_what_transformers_and_vllm_write(
     assert written["token_ids"] == prompt["output_ids"]
 
 
+def test_a_cache_larger_than_any_memory_is_bad_input(
+    capsys: pytest.CaptureFixture[str], folder: Path, token_prompt: str
+) -> None:
+    words = ["--model", str(folder), "--file", token_prompt, "--num-gpu-blocks-override", str(2**31)]
+    assert main(["generate", *words]) == 2
+    said = capsys.readouterr().err
+    assert "no room for a cache of" in said
+    assert "lower kv_cache_memory_bytes or num_gpu_blocks_override" in said
+
+
 def test_a_folder_without_a_tokenizer_takes_token_ids_only(
     capsys: pytest.CaptureFixture[str], folder: Path, token_prompt: str
 ) -> None:

@@ -77,7 +77,13 @@ def engine_for(model: LoadedModel, config: EngineConfig) -> LLMEngine:
     )
     log_pool_size(size, limits.max_model_len)
     _log_hash_algorithm(config)
-    store = backend(cache_spec(size.num_blocks))
+    try:
+        store = backend(cache_spec(size.num_blocks))
+    except MemoryError as error:
+        raise InvalidConfigError(
+            f"{error}; lower kv_cache_memory_bytes or num_gpu_blocks_override:"
+            f" {available_memory_bytes()} bytes of memory are available"
+        ) from error
     model.bind(store)
     # Decoding is declared to give one text or several: of one list of tokens it gives one.
     tokenizer = cast("Tokenizer | None", model.tokenizer)
