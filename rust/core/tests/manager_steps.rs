@@ -372,6 +372,28 @@ fn an_embedder_commits_sequence_by_sequence_and_steps_end_by_themselves() {
     );
 }
 
+/// The smallest history in which a freed block was still offered as about to be filled.
+#[test]
+fn what_a_closed_sequence_has_written_is_published_though_its_unprepared_step_goes_on() {
+    let mut engine = Engine::new(Setup::default());
+    let [first, second] = [6, 3].map(|len| admitted(&mut engine, &prompt(len), 9));
+    let third = admitted(&mut engine, &[9; 3], 9);
+    engine.append(first, 5, &[]).unwrap();
+    engine.append(second, 2, &[]).unwrap();
+    engine.append(third, 3, &[]).unwrap();
+    engine.commit_alone(third).unwrap();
+    // The first has rows in two steps that have run; the second keeps only the older one open.
+    engine.append(first, 1, &[]).unwrap();
+    engine.append(third, 1, &[]).unwrap();
+    engine.commit_alone(third).unwrap();
+    engine.close(first).unwrap();
+    engine.check();
+    assert_eq!(engine.manager.stats().steps_in_flight, 1);
+    assert_eq!(engine.manager.stats().announced_blocks, 0);
+    let again = engine.open(&prompt(6), None, 1, &[]).unwrap();
+    assert_eq!(engine.admit(again), Ok(4));
+}
+
 #[test]
 fn drafts_are_accepted_as_far_as_they_are_right() {
     for right in 0..=3 {

@@ -112,12 +112,16 @@ impl KVCacheManager {
         self.unschedule(slot);
         for position in 0..self.steps.in_flight().len() {
             let step = self.steps.at_mut(position);
-            if step.is_live(slot, handle) {
-                step.settle(slot, RowState::Dropped);
-                let id = step.id;
-                if trust == Trust::Nothing {
-                    self.withdraw(id, |announcement, _| announcement.owner == handle);
-                }
+            if !step.is_live(slot, handle) {
+                continue;
+            }
+            step.settle(slot, RowState::Dropped);
+            let (id, has_run) = (step.id, step.has_run);
+            if trust == Trust::Nothing {
+                self.withdraw(id, |announcement, _| announcement.owner == handle);
+            } else if has_run {
+                // Such steps may end in any order, so its blocks may be free before this one ends.
+                self.publish_announced(position, handle)?;
             }
         }
         let ids = &mut self.scratch.ids;

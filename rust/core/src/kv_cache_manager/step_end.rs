@@ -72,6 +72,20 @@ impl KVCacheManager {
             });
     }
 
+    /// Publishes what the sequence announced in a step that has run, without waiting for its end.
+    pub(super) fn publish_announced(
+        &mut self,
+        position: usize,
+        owner: SeqHandle,
+    ) -> Result<(), ManagerError> {
+        let announcements = &self.steps.in_flight()[position].announcements;
+        for announcement in announcements.iter().filter(|it| it.owner == owner) {
+            publish_block(&self.pool, announcement.block, &announcement.key)?;
+        }
+        self.end_announcements(position, owner);
+        Ok(())
+    }
+
     /// Takes back announcements of a step: what they promised will not be there. Those who relied
     /// on it must go, see [`evict_dependants`](Self::evict_dependants).
     pub(super) fn withdraw(
