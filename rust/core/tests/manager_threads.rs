@@ -9,11 +9,11 @@ use std::thread;
 use looseleaf::{ManagerError, SeqHandle};
 use simulation::{Engine, Setup};
 
-const REQUESTS: u32 = 400;
+const REQUESTS: u32 = 200;
 
 fn setup() -> Setup {
     Setup {
-        usable_blocks: 40,
+        usable_blocks: 20,
         block_size: 2,
         max_num_seqs: 4,
         ..Setup::default()
@@ -69,13 +69,13 @@ fn serve(mut engine: Engine, seed: u32) -> Engine {
     engine
 }
 
-#[test]
-fn managers_in_threads_read_only_their_own_prefixes_from_a_shared_pool() {
+/// Prefix tokens hit, hits lost to another thread and evictions, of one round.
+fn round() -> [u64; 3] {
     let pool = setup().pool();
     let memory = Arc::new(Mutex::new(setup().memory()));
     let engines = [0, 1, 2].map(|_| Engine::over(setup(), Arc::clone(&pool), &memory));
-    let threads: Vec<_> = (0..)
-        .zip(engines)
+    let threads = (0..).zip(engines);
+    let threads: Vec<_> = threads
         .map(|(seed, engine)| thread::spawn(move || serve(engine, seed)))
         .collect();
     let mut calm = Engine::new(Setup {
@@ -83,10 +83,11 @@ fn managers_in_threads_read_only_their_own_prefixes_from_a_shared_pool() {
         ..setup()
     });
     calm.vocabulary = 2;
-    let mut hits = 0;
+    let (mut hits, mut lost) = (0, 0);
     for engine in threads {
         let engine = engine.join().expect("the thread's checks hold");
         hits += engine.manager.stats().prefix_hits;
+        lost += engine.manager.stats().lost_hits;
         for mirror in engine.mirrors.values() {
             let prompt = &mirror.tokens[..mirror.prompt_len];
             let handle = calm.open(prompt, None, mirror.max_tokens, &[]).unwrap();
@@ -96,7 +97,22 @@ fn managers_in_threads_read_only_their_own_prefixes_from_a_shared_pool() {
         }
     }
     pool.check_invariants().unwrap();
-    let stats = pool.stats();
-    assert_eq!(stats.in_use, 0);
-    assert!(hits > 0 && stats.evictions > 0, "{stats:?}");
+    assert_eq!(pool.stats().in_use, 0);
+    [hits, lost, pool.stats().evictions]
+}
+
+/// Rounds go on until the rarest thing has happened: that a block was evicted between a manager's
+/// looking it up and its taking it. About every fifth round sees one.
+#[test]
+fn managers_in_threads_read_only_their_own_prefixes_from_a_shared_pool() {
+    let mut seen = [0; 3];
+    for _ in 0..100 {
+        for (seen, more) in seen.iter_mut().zip(round()) {
+            *seen += more;
+        }
+        if seen.iter().all(|&count| count > 0) {
+            return;
+        }
+    }
+    panic!("hits, lost hits and evictions: {seen:?}");
 }

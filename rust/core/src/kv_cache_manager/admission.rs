@@ -194,6 +194,7 @@ impl KVCacheManager {
             }
             // Another thread evicted a hit in between, so the prefix is shorter than planned and
             // the new blocks are too few. That thread got on; look again.
+            self.stats.lost_hits += 1;
             self.pool.release_distinct(new)?;
             self.pool.release_distinct(&found[..taken])?;
             self.pool.release_distinct(shared)?;

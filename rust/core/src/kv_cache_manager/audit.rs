@@ -29,6 +29,8 @@ pub struct ManagerStats {
     pub preempted_queries: u64,
     /// Of those, tokens found in cached blocks.
     pub preempted_hits: u64,
+    /// Admissions that looked again because another user of the pool evicted a block they had found.
+    pub lost_hits: u64,
     /// Preemptions so far, those that came with another one included.
     pub preemptions: u64,
     /// Blocks copied because others shared them.
