@@ -1,9 +1,20 @@
 """Block hashes from Python. The golden values are what vLLM 0.32.0's ``sha256_cbor`` gives (cbor2 6.3.0)."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
-from looseleaf import BlockHasher, BlockPool, errors
+from looseleaf import (
+    BlockHasher,
+    BlockKeys,
+    BlockPool,
+    ExtraKey,
+    GroupSpec,
+    KVCacheManager,
+    LayerSpec,
+    errors,
+)
 
 FIRST = "58d0879dff3800f65f8c5fd449d73048c0f7699dd238a03b84b146b151d55111"
 SECOND = "e1bc29393a2da9fd798f35ff04d215f846aee6df4b803ce3d43b57df56b58fb1"
@@ -41,6 +52,77 @@ def test_128_bit_keys_fit_both_widths_and_256_bit_keys_only_theirs():
     assert len(BlockPool(8, key_bits=256).match_prefix(narrow)) == 0
     with pytest.raises(errors.InvalidConfigError, match="16 bytes, found 32"):
         BlockPool(8, key_bits=128).match_prefix(wide)
+
+
+def test_packed_keys_are_a_sequence_of_bytes():
+    keys = BlockHasher(4).hash_blocks(list(range(20)))
+    as_bytes = list(keys)
+    assert as_bytes == [keys[i] for i in range(5)] == [keys[i] for i in range(-5, 0)]
+    assert BlockKeys(as_bytes) == keys
+    assert hash(BlockKeys(as_bytes)) == hash(keys)
+    for part in (slice(1, 3), slice(None, None, -2), slice(7, None), slice(-2, None)):
+        assert list(keys[part]) == as_bytes[part]
+    assert keys[:2] != keys[:3]
+    assert len(BlockKeys([])) == 0
+    with pytest.raises(IndexError, match="index 5 is outside BlockKeys of 5"):
+        keys[5]
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"), [([b"short"], 5), ([bytes(32), bytes(16)], 16), ([bytes(16), b""], 0)]
+)
+def test_hashes_of_a_wrong_length_are_not_packed(keys, found):
+    with pytest.raises(errors.InvalidConfigError, match=f"found {found}$"):
+        BlockKeys(keys)
+
+
+def test_extra_keys_equal_vllms():
+    """An adapter's digest is vLLM's; one of a media item is the digest of the CBOR that vLLM's rule gives."""
+    hasher = BlockHasher(4)
+    lora = ExtraKey.lora("ad1", "/p/ad1")
+    keys = hasher.hash_blocks([1, 2, 3, 4], extra_keys=[lora])
+    assert keys[0].hex() == "34017ae803d9774bc037051698bcc89617264517b552878f0852c5117ade8f3b"
+    # [none_hash, [5, 6, 7, 8], [["mm", "img", 2]]], the item beginning two tokens into the block
+    none_hash = bytes.fromhex("9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0")
+    cbor = (
+        b"\x83\x58\x20" + none_hash + bytes.fromhex("8405060708" + "81" + "83" + "626d6d" + "63696d67" + "02")
+    )
+    keys = hasher.hash_blocks([5, 6, 7, 8], extra_keys=[ExtraKey.media("img", start=2, length=3)])
+    assert keys[0] == hashlib.sha256(cbor).digest()
+
+
+def test_extra_keys_keep_apart_what_they_tell_apart():
+    hasher, tokens = BlockHasher(4), list(range(16))
+    embeds = {"dtype": "bfloat16", "shape": [4, 8], "mask": bytes([1, 1, 0, 0]), "start": 4, "length": 4}
+    first = {}
+    for extra_keys in (
+        [],
+        [ExtraKey.lora("a", "")],
+        [ExtraKey.lora("", "a")],
+        [ExtraKey.media("a", 4, 4)],
+        [ExtraKey.media("a", 5, 3)],
+        [ExtraKey.embeds(bytes(32), **embeds)],
+        [ExtraKey.embeds(bytes([1] * 32), **embeds)],
+        [ExtraKey.embeds(bytes(32), **embeds | {"mask": bytes([0, 1, 1, 0])})],
+    ):
+        keys = hasher.hash_blocks(tokens, extra_keys=extra_keys)
+        assert keys[1] not in first, (extra_keys, first[keys[1]])
+        first[keys[1]] = extra_keys
+    with pytest.raises(errors.InvalidConfigError, match="at least 1 token, found 0"):
+        ExtraKey.media("a", 4, 0)
+
+
+def test_a_manager_hashes_extra_keys_like_the_hasher():
+    groups = [GroupSpec([LayerSpec(kv_heads=1, head_size_k=8)], block_size=4)]
+    pool = BlockPool(16)
+    manager = KVCacheManager(pool, groups, max_num_seqs=2, max_model_len=32, max_num_batched_tokens=32)
+    tokens, extra_keys = list(range(9)), [ExtraKey.media("img", 2, 5), ExtraKey.lora("a", "b")]
+    handle = manager.open(tokens, extra_keys=extra_keys, cache_salt="s")
+    manager.admit(handle)
+    manager.append(handle, 9)
+    manager.commit(handle, 5)
+    keys = BlockHasher(4).hash_blocks(tokens, extra_keys=extra_keys, cache_salt="s")
+    assert [pool.key_of(block) for block in manager.block_ids(handle)[:2]] == list(keys)
 
 
 def test_blake3_differs_by_key_and_demands_one():

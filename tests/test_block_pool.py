@@ -2,11 +2,12 @@
 
 import gc
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from looseleaf import BlockPool, errors
+from looseleaf import BlockKeys, BlockPool, errors
 
 NUM_BLOCKS = 6
 
@@ -145,6 +146,50 @@ class PoolMachine(RuleBasedStateMachine):
         assert blocks.ids == hits + self.model.allocate(n)
         self.lists.append(blocks)
 
+    @rule(
+        numbers=st.lists(st.integers(0, 3), max_size=4, unique=True),
+        num_blocks=st.integers(0, NUM_BLOCKS),
+        packed=st.booleans(),
+    )
+    def admit_table(self, numbers, num_blocks, packed):
+        keys = [key(number) for number in numbers]
+        hits = self.model.match(keys[:num_blocks])
+        new = num_blocks - len(hits)
+        wanted = BlockKeys(keys) if packed else keys
+        if sum(self.model.ref_cnt[b] == 0 for b in hits) + new > len(self.model.queue):
+            with pytest.raises(errors.OutOfBlocksError):
+                self.pool.admit_table(wanted, num_blocks)
+            return
+        blocks, num_hits = self.pool.admit_table(wanted, num_blocks)
+        self.model.take(hits)
+        assert num_hits == len(hits)
+        assert blocks.ids == hits + self.model.allocate(new)
+        self.lists.append(blocks)
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data(), numbers=st.lists(st.integers(0, 3), max_size=4), start=st.integers(0, 4))
+    def publish_prefix(self, data, numbers, start):
+        blocks = data.draw(st.sampled_from(self.lists))
+        keys = [key(number) for number in numbers]
+        published = dict(zip(blocks.ids[start:], keys[start:], strict=False))
+        if start > len(keys) or len(blocks) < len(keys):
+            expected: type[Exception] | None = errors.InvalidConfigError
+        elif published.keys() & self.model.hash.keys():
+            expected = errors.AlreadyPublishedError
+        elif len(published) < len(keys) - start:
+            expected = errors.DuplicateBlockError
+        else:
+            expected = None
+        if expected:
+            with pytest.raises(expected):
+                self.pool.publish_prefix(blocks, keys, start)
+            return
+        before = len(self.model.hash)
+        for block, wanted in published.items():
+            if wanted not in self.model.hash.values():
+                self.model.hash[block] = wanted
+        assert self.pool.publish_prefix(blocks, BlockKeys(keys), start) == len(self.model.hash) - before
+
     @rule()
     def reset(self):
         if any(self.model.ref_cnt.values()):
@@ -169,12 +214,18 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(errors.DuplicateBlockError):
                 self.pool.share([block, block])
             return
+        before = self.state()
         with pytest.raises(expected):
             self.pool.release([*held, block])
         with pytest.raises(errors.PoolError):
             self.pool.share([*held, block])
         with pytest.raises(errors.PoolError):
             self.pool.publish(block, key(0))
+        assert self.state() == before
+
+    def state(self):
+        snapshot = self.pool.snapshot()
+        return bytes(snapshot.ref_cnt), bytes(snapshot.uses), self.pool.free_order(), self.pool.stats()
 
     @invariant()
     def pool_equals_model(self):
@@ -187,6 +238,14 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.ref_cnt(block) == count
             assert self.pool.key_of(block) == self.model.hash.get(block)
             assert self.pool.is_writable(block) == (count == 1 and block not in self.model.hash)
+        snapshot = self.pool.snapshot()
+        assert list(snapshot.ref_cnt) == [0, *self.model.ref_cnt.values()]
+        assert [snapshot.USES[use] for use in snapshot.uses] == ["null", *map(self.use, self.model.ref_cnt)]
+
+    def use(self, block):
+        if self.model.ref_cnt[block]:
+            return "published" if block in self.model.hash else "in_use"
+        return "cached" if block in self.model.hash else "free"
 
 
 TestPoolMachine = PoolMachine.TestCase
@@ -205,6 +264,22 @@ def test_a_list_behaves_as_a_sequence_of_ids():
     for outside in (3, -4):
         with pytest.raises(IndexError, match=str(outside)):
             blocks[outside]
+
+
+def test_a_snapshot_is_read_in_place_by_numpy():
+    pool = BlockPool(5)
+    blocks = pool.allocate(2)
+    more = blocks.share()
+    pool.publish(blocks[0], key(1))
+    snapshot = pool.snapshot()
+    ref_cnt, uses = np.asarray(snapshot.ref_cnt), np.asarray(snapshot.uses)
+    assert (ref_cnt.dtype, uses.dtype, len(snapshot)) == (np.int32, np.uint8, 5)
+    assert ref_cnt.tolist() == [0, 2, 2, 0, 0]
+    assert [snapshot.USES[use] for use in uses] == ["null", "published", "in_use", "free", "free"]
+    with pytest.raises(ValueError, match="read-only"):
+        ref_cnt[0] = 1
+    more.release()
+    assert snapshot.ref_cnt[1] == 2, "what was taken stays as it was"
 
 
 def test_a_list_outlives_the_last_name_of_its_pool():

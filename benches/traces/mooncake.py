@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from looseleaf import BlockPool
+from looseleaf import BlockKeys, BlockPool
 
 Trace = Literal["conversation", "synthetic"]
 
@@ -26,9 +26,10 @@ LRU_HIT_TOKENS: dict[tuple[Trace, int], int] = {
 
 
 class Prompt(NamedTuple):
-    """One request: a key per block of its prompt, and how many tokens the prompt has."""
+    """One request: a key per block of its prompt, also packed, and how many tokens the prompt has."""
 
     keys: list[bytes]
+    packed_keys: BlockKeys
     num_tokens: int
 
     def hit_tokens(self, num_hits: int) -> int:
@@ -41,10 +42,11 @@ def load(trace: Trace) -> list[Prompt]:
     """The prompts of a trace, in the order of their arrival."""
     with gzip.open(_FOLDER / f"mooncake_{trace}_trace.jsonl.gz", "rt") as lines:
         requests = [json.loads(line) for line in lines]
-    return [
-        Prompt([number.to_bytes(32, "big") for number in request["hash_ids"]], request["input_length"])
-        for request in requests
-    ]
+    prompts = []
+    for request in requests:
+        keys = [number.to_bytes(32, "big") for number in request["hash_ids"]]
+        prompts.append(Prompt(keys, BlockKeys(keys), request["input_length"]))
+    return prompts
 
 
 def replay(pool: BlockPool, prompts: list[Prompt]) -> list[int]:
@@ -57,15 +59,11 @@ def replay(pool: BlockPool, prompts: list[Prompt]) -> list[int]:
     """
     hit_tokens = []
     for prompt in prompts:
-        keys = prompt.keys
-        hits = pool.match_prefix(keys)
-        num_hits = len(hits)
-        new = pool.allocate(len(keys) - num_hits)
-        for block_id, key in zip(new, keys[num_hits:], strict=True):
-            pool.publish(block_id, key)
+        keys = prompt.packed_keys
+        blocks, num_hits = pool.admit_table(keys, len(keys))
+        pool.publish_prefix(blocks, keys, num_hits)
         # Tail first, as a server does: prefixes outlive what follows them.
-        new.release()
-        hits.release()
+        blocks.release()
         hit_tokens.append(prompt.hit_tokens(num_hits))
     return hit_tokens
 

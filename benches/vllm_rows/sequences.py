@@ -102,7 +102,7 @@ def append() -> Comparison:
             for handle, count in runs:
                 for _ in range(count):
                     ours.append(handle, 1)
-                    ours.commit(handle, SAMPLED)
+                    ours.commit(handle, sampled)
                 ours.close(handle)
 
         return perform

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import ClassVar, Literal, Self, final
+from typing import ClassVar, Literal, Self, SupportsIndex, final, overload
 
 from typing_extensions import Buffer
 
@@ -11,7 +11,9 @@ __all__ = [
     "BlockKeys",
     "BlockList",
     "BlockPool",
+    "BlockSnapshot",
     "CpuAttention",
+    "ExtraKey",
     "FinishedRow",
     "GroupSpec",
     "KVCacheManager",
@@ -26,6 +28,7 @@ __version__: str
 
 _TokenIds = Sequence[int] | Buffer
 _HashAlgo = Literal["sha256_cbor", "sha256", "blake3", "xxh3"]
+_FinishReason = Literal["eos", "stop_token", "length"]
 _DType = Literal["float32", "float16", "bfloat16", "fp8_e4m3"]
 
 @final
@@ -46,10 +49,61 @@ class BlockList:
 
 @final
 class BlockKeys:
-    """Hashes of consecutive blocks, kept as the pool reads them; indexing gives them as ``bytes``."""
+    """Hashes of consecutive blocks, kept as the pool reads them: calls that take it copy nothing.
 
+    Args:
+        keys: hashes computed elsewhere, all of 32 or all of 16 bytes.
+
+    Raises:
+        InvalidConfigError: a hash has another length.
+    """
+
+    def __new__(cls, keys: Sequence[bytes]) -> Self: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> bytes: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> BlockKeys: ...
+    def __iter__(self) -> Iterator[bytes]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class ExtraKey:
+    """Something beside the tokens that a block's keys and values depend on, and that goes into its hash: an
+    adapter, a media item, or embeddings. The kinds are tagged, so equal values of two kinds differ."""
+
+    @staticmethod
+    def lora(name: str, path: str) -> ExtraKey:
+        """An adapter, for the whole sequence. The name must tell two versions of it apart."""
+
+    @staticmethod
+    def media(identifier: str, start: int, length: int) -> ExtraKey:
+        """A media item in place of ``length`` tokens from position ``start`` on.
+
+        Raises:
+            InvalidConfigError: ``length`` is 0.
+        """
+
+    @staticmethod
+    def embeds(
+        sha256: bytes, dtype: str, shape: Sequence[int], mask: bytes, start: int, length: int
+    ) -> ExtraKey:
+        """Embeddings in place of tokens, in ``length`` positions from ``start`` on: one block, or a part.
+
+        Args:
+            sha256: digest of the raw bytes of the block's slice, 32 bytes.
+            dtype: element type, such as ``"bfloat16"``.
+            shape: shape of the block's slice.
+            mask: one byte per position of the block, 1 where an embedding stands.
+
+        Raises:
+            InvalidConfigError: ``length`` is 0.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
 
 _Keys = Sequence[bytes] | BlockKeys
 
@@ -77,8 +131,21 @@ class BlockHasher:
         hash_seed: str | None = None,
     ) -> Self: ...
     def hash_blocks(
-        self, token_ids: _TokenIds, *, parent: bytes | None = None, cache_salt: str | None = None
-    ) -> BlockKeys: ...
+        self,
+        token_ids: _TokenIds,
+        *,
+        parent: bytes | None = None,
+        cache_salt: str | None = None,
+        extra_keys: Sequence[ExtraKey] = ...,
+    ) -> BlockKeys:
+        """The hashes of all full blocks.
+
+        Args:
+            token_ids: tokens; those after the last full block are not hashed.
+            parent: hash of the block before the first one, if the sequence began earlier.
+            cache_salt: keeps sequences with another salt from finding these blocks; empty is none.
+            extra_keys: positions count from the first of ``token_ids``.
+        """
 
 @final
 class BlockPool:
@@ -110,10 +177,31 @@ class BlockPool:
     def release(self, ids: Sequence[int] | Buffer) -> None: ...
     def share(self, ids: Sequence[int] | Buffer) -> None: ...
     def publish(self, block_id: int, key: bytes) -> Literal["cached", "duplicate", "full"]: ...
+    def publish_prefix(self, blocks: Sequence[int] | Buffer, keys: _Keys, start: int = 0) -> int:
+        """Publish ``blocks[start:]`` under ``keys[start:]``, once their keys and values are written.
+
+        Returns:
+            How many of them can be found now: not duplicates, nor those the index has no room for.
+
+        Raises:
+            PoolError: as ``publish``; nothing is published then.
+            InvalidConfigError: there are fewer blocks than keys, or ``start`` is behind the last key.
+        """
+
     def retract(self, block_id: int) -> bool: ...
     def match_prefix(self, keys: _Keys) -> BlockList: ...
     def peek_prefix(self, keys: _Keys) -> tuple[int, int]: ...
     def admit(self, keys: _Keys, n: int) -> tuple[BlockList, int]: ...
+    def admit_table(self, keys: _Keys, num_blocks: int) -> tuple[BlockList, int]:
+        """Take ``num_blocks`` blocks, all or none: the cached prefix of ``keys``, and new ones for the rest.
+
+        Returns:
+            The blocks in order, and how many of them are cached.
+
+        Raises:
+            OutOfBlocksError: fewer are free; nothing was taken.
+        """
+
     def ref_cnt(self, block_id: int) -> int: ...
     def is_writable(self, block_id: int) -> bool: ...
     def key_of(self, block_id: int) -> bytes | None: ...
@@ -123,10 +211,30 @@ class BlockPool:
     def num_usable(self) -> int: ...
     @property
     def num_free(self) -> int: ...
+    def snapshot(self) -> BlockSnapshot:
+        """Every block's references and use, without stopping anybody: each entry is right by itself."""
+
     def free_order(self) -> list[int]: ...
     def stats(self) -> dict[str, int]: ...
     def reset_prefix_cache(self) -> None: ...
     def check_invariants(self) -> None: ...
+
+@final
+class BlockSnapshot:
+    """What every block of a pool is used for, in order of id.
+
+    Attributes:
+        ref_cnt: int32 [num_blocks], references. Read-only; NumPy and torch read it in place.
+        uses: uint8 [num_blocks], index into ``USES``: the null block; free; free and cached; held; held and
+            cached.
+    """
+
+    USES: ClassVar[tuple[str, ...]]
+    @property
+    def ref_cnt(self) -> memoryview[int]: ...
+    @property
+    def uses(self) -> memoryview[int]: ...
+    def __len__(self) -> int: ...
 
 @final
 class LayerSpec:
@@ -302,6 +410,7 @@ class KVCacheManager:
         token_ids: _TokenIds,
         *,
         cache_salt: str | None = None,
+        extra_keys: Sequence[ExtraKey] = ...,
         max_tokens: int | None = None,
         min_tokens: int = 0,
         eos_token_ids: _TokenIds | None = None,
@@ -345,12 +454,12 @@ class KVCacheManager:
 
     def prepare(self) -> StepInfo: ...
     def commit_step(self, step: int, sampled: Sequence[int] | Buffer) -> list[FinishedRow]: ...
-    def commit(self, handle: int, accepted: _TokenIds) -> Literal["eos", "stop_token", "length"] | None: ...
+    def commit(self, handle: int, accepted: int | _TokenIds) -> _FinishReason | None: ...
     def fail_step(self, step: int) -> list[int]: ...
     def fork(self, handle: int, n: int) -> list[int]: ...
     def truncate(self, handle: int, num_tokens: int) -> None: ...
     def close(self, handle: int) -> list[int]: ...
-    def push_token(self, handle: int, token: int) -> Literal["eos", "stop_token", "length"] | None: ...
+    def push_token(self, handle: int, token: int) -> _FinishReason | None: ...
     def tokens(self, handle: int) -> list[int]: ...
     def num_tokens(self, handle: int) -> int: ...
     def num_computed_tokens(self, handle: int) -> int: ...
@@ -360,7 +469,7 @@ class KVCacheManager:
     def slots_of(self, handle: int, group: int = 0) -> list[int]: ...
     def copies(self) -> list[tuple[int, int]]: ...
     def row(self, handle: int) -> int | None: ...
-    def finish_reason(self, handle: int) -> Literal["eos", "stop_token", "length"] | None: ...
+    def finish_reason(self, handle: int) -> _FinishReason | None: ...
     def stats(self) -> dict[str, int]: ...
     def check_invariants(self) -> None: ...
 

@@ -1,5 +1,7 @@
 //! Keys of cached blocks, and where the pool keeps them.
 
+use std::hash::Hasher;
+
 use crate::BlockId;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -47,6 +49,22 @@ impl BlockKey {
             KeyWidth::Bits128 => self.0[2] == 0 && self.0[3] == 0,
             KeyWidth::Bits256 => true,
         }
+    }
+}
+
+/// Hashes keys for a map. They are digests, so folding their words is enough.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct KeyFold(u64);
+
+impl Hasher for KeyFold {
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.as_chunks().0 {
+            self.0 = self.0.rotate_left(16) ^ u64::from_ne_bytes(*word);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 

@@ -12,7 +12,7 @@
 
 use crate::BlockId;
 use crate::block_state::{BlockCell, Ticket};
-use crate::eviction_ring::{EvictionRing, Position};
+use crate::eviction_ring::EvictionRing;
 use crate::sync::{AtomicU32, CachePadded, Counter, Ordering};
 
 /// Entries read or written per claim.
@@ -52,10 +52,10 @@ pub(crate) struct EvictionQueue {
     role_swaps: Counter,
 }
 
-/// What one attempt to move the front entry of a ring did.
+/// What one attempt to move the front entries of a ring did.
 enum Step {
-    /// The front entry was moved, or was dead and dropped, or somebody else moved it.
-    Advanced,
+    /// So many front entries were moved, or were dead and dropped, or somebody else moved them.
+    Advanced(u64),
     Empty,
     /// The front entry is claimed but not written: its writer is still at it.
     Unwritten,
@@ -90,7 +90,7 @@ impl EvictionQueue {
         mut spill: impl FnMut(Ticket),
     ) {
         if let Some(place) = self.young.claim(tickets.len() as u64) {
-            self.write_run(place, tickets);
+            self.young.write_run(place, tickets);
             if self.young.len() > self.young_threshold {
                 self.age(states, self.moves_per_push * tickets.len() as u64);
             }
@@ -151,39 +151,42 @@ impl EvictionQueue {
         (&self.aged[old], &self.aged[1 - old])
     }
 
-    fn write_run(&self, first: Position, tickets: &[Ticket]) {
-        let mut place = first;
-        for ticket in tickets {
-            self.young.write(place, *ticket);
-            place = self.young.after(place, 1);
-        }
-    }
-
-    /// Up to `budget` steps towards a shorter young ring (INV-12).
+    /// Up to `budget` entries towards a shorter young ring (INV-12).
     fn age(&self, states: &[BlockCell], budget: u64) {
-        let moved = (0..budget).map_while(|_| self.age_once(states)).sum();
+        let mut moved = 0;
+        // Changes of roles take from the budget too, so that the loop ends.
+        let mut steps = 0;
+        while steps < budget {
+            let Some(advanced) = self.age_once(states, budget - steps) else {
+                break;
+            };
+            moved += advanced;
+            steps += advanced.max(1);
+        }
         self.moves.add(moved);
     }
 
-    /// One step. Returns how many entries it moved, or `None` if nothing is to be done or can be.
-    fn age_once(&self, states: &[BlockCell]) -> Option<u64> {
+    /// One step. Returns how many entries it moved, at most `budget`, or `None` if nothing is to be
+    /// done or can be.
+    fn age_once(&self, states: &[BlockCell], budget: u64) -> Option<u64> {
         let roles = self.roles.load(Ordering::Acquire);
         let (old, spare) = self.old_and_spare(roles);
         if roles & DRAINING != 0 {
-            match advance(old, spare, states) {
-                Step::Advanced => Some(1),
+            return match advance(old, spare, states, budget) {
+                Step::Advanced(entries) => Some(entries),
                 Step::Empty => self.change_roles(roles, (roles ^ SWAPPED) & !DRAINING),
                 Step::NoRoom => drop_dead_front(spare, states).then_some(0),
                 Step::Unwritten => None,
-            }
-        } else if self.young.len() > self.young_threshold {
-            match advance(&self.young, old, states) {
-                Step::Advanced => Some(1),
-                Step::NoRoom => self.change_roles(roles, roles | DRAINING),
-                Step::Empty | Step::Unwritten => None,
-            }
-        } else {
-            None
+            };
+        }
+        let excess = self.young.len().saturating_sub(self.young_threshold);
+        if excess == 0 {
+            return None;
+        }
+        match advance(&self.young, old, states, budget.min(excess)) {
+            Step::Advanced(entries) => Some(entries),
+            Step::NoRoom => self.change_roles(roles, roles | DRAINING),
+            Step::Empty | Step::Unwritten => None,
         }
     }
 
@@ -296,28 +299,44 @@ fn close_live_prefix(
     }
 }
 
-/// Moves the front entry of `from` to the back of `to`, or drops it if it is dead.
-fn advance(from: &EvictionRing, to: &EvictionRing, states: &[BlockCell]) -> Step {
-    let head = from.head();
-    if head >= from.tail() {
+/// Moves up to `budget` front entries of `from` to the back of `to`, and drops the dead ones.
+fn advance(from: &EvictionRing, to: &EvictionRing, states: &[BlockCell], budget: u64) -> Step {
+    let (head, tail) = (from.head(), from.tail());
+    if head >= tail {
         return Step::Empty;
     }
-    let Some(ticket) = from.read(head) else {
+    let mut batch = [Ticket::default(); BATCH];
+    let (mut entries, mut live) = (0, 0);
+    let mut place = head;
+    while entries < budget.min(BATCH as u64) && place < tail {
+        let Some(ticket) = from.read(place) else {
+            break;
+        };
+        if is_live(states, ticket) {
+            batch[live] = ticket;
+            live += 1;
+        }
+        place = from.after(place, 1);
+        entries += 1;
+    }
+    if entries == 0 {
         return if from.head() == head {
             Step::Unwritten
         } else {
-            Step::Advanced
+            Step::Advanced(1)
         };
-    };
-    if is_live(states, ticket) {
-        // Copy first, close second: whoever finds the entry gone from here sees it there.
-        match to.claim(1) {
-            Some(place) => to.write(place, ticket),
-            None => return Step::NoRoom,
+    }
+    // Copy first, close second: whoever finds the entries gone from here sees them there.
+    if live != 0 {
+        match to.claim(live as u64) {
+            Some(first) => to.write_run(first, &batch[..live]),
+            None if entries == 1 => return Step::NoRoom,
+            // Perhaps there is room for fewer.
+            None => return advance(from, to, states, entries / 2),
         }
     }
-    from.close(head, from.after(head, 1));
-    Step::Advanced
+    from.close(head, place);
+    Step::Advanced(entries)
 }
 
 /// Closes over the front entry if it is dead.

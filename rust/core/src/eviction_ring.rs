@@ -130,6 +130,15 @@ impl EvictionRing {
         self.slots[place.index() as usize].store(entry, Ordering::Release);
     }
 
+    /// [`write`](Self::write)s the entries of places claimed in a row.
+    pub(crate) fn write_run(&self, first: Position, tickets: &[Ticket]) {
+        let mut place = first;
+        for ticket in tickets {
+            self.write(place, *ticket);
+            place = self.after(place, 1);
+        }
+    }
+
     /// The ticket at `place`; `None` if it is claimed but not written yet, or if the slot already
     /// belongs to the next lap (the head has then moved past `place`).
     pub(crate) fn read(&self, place: Position) -> Option<Ticket> {

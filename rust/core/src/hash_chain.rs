@@ -66,6 +66,8 @@ impl SpannedKey {
 /// The chain of keys, as far as it has been asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct HashChain {
+    /// Parent of the first block; `None` where a sequence begins.
+    root: Option<BlockKey>,
     keys: Vec<BlockKey>,
     spans: Box<[SpannedKey]>,
     /// Blocks that begin here or later all have the extra keys `tail`, so that generating hashes
@@ -92,11 +94,18 @@ impl HashChain {
             .filter(|span| span.end() == u32::MAX)
             .map(|span| span.key.clone());
         Self {
+            root: None,
             keys: Vec::new(),
             tail_from,
             tail: tail.collect(),
             spans: spans.into(),
         }
+    }
+
+    /// Goes on from a block that was hashed before; positions count from the block after it.
+    fn after(mut self, root: Option<BlockKey>) -> Self {
+        self.root = root;
+        self
     }
 
     pub(crate) fn keys(&self) -> &[BlockKey] {
@@ -120,7 +129,7 @@ impl HashChain {
         for index in self.keys.len()..blocks {
             let start = index as u32 * block_size;
             let tokens = &tokens[index * size..(index + 1) * size];
-            let parent = self.keys.last();
+            let parent = self.keys.last().or(self.root.as_ref());
             let key = if start >= self.tail_from {
                 hasher.hash_block(parent, tokens, &self.tail)
             } else {
@@ -137,6 +146,29 @@ impl HashChain {
 
     pub(crate) fn truncate(&mut self, blocks: usize) {
         self.keys.truncate(blocks);
+    }
+}
+
+impl BlockHasher {
+    /// The keys of all full blocks of `tokens`, each chained to the one before it and the first to
+    /// `parent`, if there is one. `salt` and `extra_keys` are as in
+    /// [`OpenParams`](crate::OpenParams); positions count from the first of `tokens`.
+    ///
+    /// # Panics
+    /// If `block_size` is 0.
+    pub fn hash_prefix(
+        &self,
+        tokens: &[u32],
+        block_size: u32,
+        parent: Option<BlockKey>,
+        salt: Option<&str>,
+        extra_keys: &[SpannedKey],
+    ) -> Vec<BlockKey> {
+        let blocks = tokens.len() / block_size as usize;
+        let mut chain = HashChain::new(salt, extra_keys).after(parent);
+        chain.reserve(blocks);
+        chain.extend_to(blocks, tokens, block_size, self);
+        chain.keys
     }
 }
 

@@ -15,8 +15,10 @@ mod step_end;
 mod steps;
 
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
+use crate::block_key::KeyFold;
 use crate::manager_error::ManagerError;
 use crate::sequence::{FinishReason, SeqHandle, Sequence};
 use crate::step::{Announcement, StepShape};
@@ -45,8 +47,8 @@ struct Announced {
 #[derive(Debug, Default)]
 struct Scratch {
     ids: Vec<BlockId>,
-    keys: Vec<BlockKey>,
-    announced: Vec<Option<Announced>>,
+    /// Each with its place in the table.
+    announced: Vec<(usize, Announced)>,
     shared: Vec<BlockId>,
     groups: Vec<usize>,
     lost: Vec<Announcement>,
@@ -119,7 +121,7 @@ pub struct KVCacheManager {
     steps: Steps,
     /// Blocks that uncommitted steps will have filled, for sequences of this manager only: the
     /// pool learns of a block when it *is* filled.
-    announced: HashMap<BlockKey, Announced>,
+    announced: HashMap<BlockKey, Announced, BuildHasherDefault<KeyFold>>,
     returns: Returns,
     stats: ManagerStats,
     scratch: Scratch,
@@ -153,7 +155,7 @@ impl KVCacheManager {
             rows: RowSlots::new(config.max_num_seqs),
             running: Vec::with_capacity(config.max_num_seqs as usize),
             steps: Steps::new(shape, config.max_steps_in_flight),
-            announced: HashMap::with_capacity(announcements),
+            announced: HashMap::with_capacity_and_hasher(announcements, Default::default()),
             returns: Returns::new(Arc::clone(&pool)),
             stats: ManagerStats::default(),
             scratch: Scratch::default(),

@@ -1,8 +1,8 @@
 //! Where to look for the block that holds a key.
 //!
 //! A fixed table of 64-bit slots, each a 40-bit fingerprint over a block id, in buckets of one cache
-//! line. A key belongs to two buckets and is entered into the emptier one, so nothing is displaced,
-//! resized or left as a tombstone, and a look-up reads at most two lines (INV-12).
+//! line. A key belongs to two buckets and is entered into the first or the emptier one, so nothing is
+//! displaced, resized or left as a tombstone, and a look-up reads at most two lines (INV-12).
 //!
 //! An entry is a hint. Whether the block holds the key is decided by its state word and its stored
 //! key, so entries may be late. Each tenancy enters its block before it becomes `hashed`, and
@@ -137,19 +137,22 @@ impl PrefixIndex {
         size_of_val(&*self.buckets)
     }
 
-    /// An empty slot in the emptier of the two buckets.
+    /// An empty slot: in the first bucket while half of it is empty, so that most look-ups end
+    /// there, and otherwise in the emptier one.
     fn vacancy(&self, home: Home) -> Option<&AtomicU64> {
         let vacant = |bucket: u32| {
-            let (mut first, mut count) = (None, 0);
-            for slot in self.bucket(bucket) {
-                if slot.load(Ordering::Relaxed) == EMPTY {
-                    first = first.or(Some(slot));
-                    count += 1;
-                }
-            }
-            (first, count)
+            let mut empty = self
+                .bucket(bucket)
+                .iter()
+                .filter(|slot| slot.load(Ordering::Relaxed) == EMPTY);
+            let first = empty.next();
+            (first, usize::from(first.is_some()) + empty.count())
         };
-        let [(first, first_count), (second, second_count)] = home.buckets.map(vacant);
+        let (first, first_count) = vacant(home.buckets[0]);
+        if 2 * first_count >= self.ways {
+            return first;
+        }
+        let (second, second_count) = vacant(home.buckets[1]);
         if first_count >= second_count {
             first
         } else {

@@ -1,11 +1,15 @@
 //! Block hashes: computed by `BlockHasher`, carried by `BlockKeys`, and as `bytes` one by one.
 
-use looseleaf::{BlockKey, ExtraKey, HashAlgo, KeyWidth};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use looseleaf::{BlockKey, HashAlgo, KeyWidth};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyIterator, PySlice, PyTuple};
 
 use crate::errors::invalid_config;
+use crate::extra_keys::{ExtraKey, spanned};
 use crate::tokens::TokenIds;
 
 pub fn key_len(width: KeyWidth) -> usize {
@@ -41,26 +45,72 @@ pub struct BlockKeys {
 
 #[pymethods]
 impl BlockKeys {
+    /// Packs hashes that were computed elsewhere.
+    #[new]
+    fn new(keys: Vec<PyBackedBytes>) -> PyResult<Self> {
+        let width = match keys.first().map(|key| key.len()) {
+            None | Some(32) => KeyWidth::Bits256,
+            Some(16) => KeyWidth::Bits128,
+            Some(other) => {
+                return Err(invalid_config(format!(
+                    "a block hash has 16 or 32 bytes, found {other}"
+                )));
+            }
+        };
+        let keys = parse_keys(&keys, width)?;
+        Ok(Self { keys, width })
+    }
+
     fn __len__(&self) -> usize {
         self.keys.len()
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, index: isize) -> PyResult<Bound<'py, PyBytes>> {
-        let position = if index < 0 {
-            index + self.keys.len() as isize
-        } else {
-            index
-        };
-        let key = usize::try_from(position)
-            .ok()
-            .and_then(|at| self.keys.get(at));
-        let key = key.ok_or_else(|| {
-            PyIndexError::new_err(format!(
-                "index {index} is outside BlockKeys of {}",
-                self.keys.len()
-            ))
-        })?;
-        Ok(key_bytes(py, key, self.width))
+    /// One hash as `bytes`, or the `BlockKeys` of a slice.
+    fn __getitem__<'py>(
+        &self,
+        py: Python<'py>,
+        index: KeyIndex<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match index {
+            KeyIndex::One(index) => {
+                let len = self.keys.len();
+                let position = if index < 0 {
+                    index + len as isize
+                } else {
+                    index
+                };
+                let key = usize::try_from(position)
+                    .ok()
+                    .and_then(|at| self.keys.get(at));
+                let key = key.ok_or_else(|| {
+                    PyIndexError::new_err(format!("index {index} is outside BlockKeys of {len}"))
+                })?;
+                Ok(key_bytes(py, key, self.width).into_any())
+            }
+            KeyIndex::Slice(slice) => {
+                let part = slice.indices(self.keys.len() as isize)?;
+                let places = (0..part.slicelength).map(|i| part.start + i as isize * part.step);
+                let keys = places.map(|at| self.keys[at as usize]).collect();
+                let width = self.width;
+                Ok(Bound::new(py, Self { keys, width })?.into_any())
+            }
+        }
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let keys = self.keys.iter();
+        let keys = PyTuple::new(py, keys.map(|key| key_bytes(py, key, self.width)))?;
+        keys.try_iter()
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.keys == other.keys
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut state = DefaultHasher::new();
+        self.keys.hash(&mut state);
+        state.finish()
     }
 
     fn __repr__(&self) -> String {
@@ -72,10 +122,20 @@ impl BlockKeys {
     }
 }
 
+#[derive(FromPyObject)]
+enum KeyIndex<'py> {
+    One(isize),
+    Slice(Bound<'py, PySlice>),
+}
+
+fn parse_keys(keys: &[PyBackedBytes], width: KeyWidth) -> PyResult<Vec<BlockKey>> {
+    keys.iter().map(|key| parse_key(key, width)).collect()
+}
+
 /// Hashes where a call takes them: a `BlockKeys`, or a sequence of `bytes`.
 pub enum KeysArg<'py> {
     Packed(PyRef<'py, BlockKeys>),
-    Bytes(Vec<Vec<u8>>),
+    Bytes(Vec<PyBackedBytes>),
 }
 
 impl<'py> FromPyObject<'_, 'py> for KeysArg<'py> {
@@ -93,7 +153,7 @@ impl KeysArg<'_> {
     /// Calls `use_keys` with the keys, once all are known to have the pool's width.
     pub fn with<R>(&self, width: KeyWidth, use_keys: impl FnOnce(&[BlockKey]) -> R) -> PyResult<R> {
         match self {
-            Self::Packed(keys) if keys.keys.iter().all(|key| key.fits(width)) => {
+            Self::Packed(keys) if keys.width.bits() <= width.bits() || keys.keys.is_empty() => {
                 Ok(use_keys(&keys.keys))
             }
             Self::Packed(keys) => Err(invalid_config(format!(
@@ -102,10 +162,7 @@ impl KeysArg<'_> {
                 key_len(keys.width)
             ))),
             Self::Bytes(bytes) => {
-                let keys: Vec<_> = bytes
-                    .iter()
-                    .map(|key| parse_key(key, width))
-                    .collect::<PyResult<_>>()?;
+                let keys = parse_keys(bytes, width)?;
                 Ok(use_keys(&keys))
             }
         }
@@ -116,7 +173,7 @@ impl KeysArg<'_> {
 #[pyclass(frozen, module = "looseleaf._core")]
 pub struct BlockHasher {
     inner: looseleaf::BlockHasher,
-    block_size: usize,
+    block_size: u32,
 }
 
 #[pymethods]
@@ -124,7 +181,7 @@ impl BlockHasher {
     #[new]
     #[pyo3(signature = (block_size, *, hash_algo = "sha256_cbor", hash_key = None, hash_seed = None))]
     fn new(
-        block_size: usize,
+        block_size: u32,
         hash_algo: &str,
         hash_key: Option<[u8; 32]>,
         hash_seed: Option<&str>,
@@ -142,44 +199,29 @@ impl BlockHasher {
     }
 
     /// The hashes of all full blocks; tokens after the last full block are not hashed.
-    #[pyo3(signature = (token_ids, *, parent = None, cache_salt = None))]
+    #[pyo3(signature = (token_ids, *, parent = None, cache_salt = None, extra_keys = Vec::new()))]
     fn hash_blocks(
         &self,
         py: Python<'_>,
         token_ids: TokenIds,
         parent: Option<&[u8]>,
         cache_salt: Option<&str>,
+        extra_keys: Vec<ExtraKey>,
     ) -> PyResult<BlockKeys> {
         let width = self.inner.algo().key_width();
         let parent = parent.map(|bytes| parse_key(bytes, width)).transpose()?;
-        let salt = cache_salt
-            .filter(|salt| !salt.is_empty())
-            .map(|salt| ExtraKey::Salt(salt.to_owned()));
-        let hash = || self.chain(&token_ids.0, parent, salt.as_slice());
+        let extra_keys = spanned(extra_keys);
+        let tokens = &token_ids.0;
+        let hash = || {
+            self.inner
+                .hash_prefix(tokens, self.block_size, parent, cache_salt, &extra_keys)
+        };
         let keys = if token_ids.is_long() {
             py.detach(hash)
         } else {
             hash()
         };
         Ok(BlockKeys { keys, width })
-    }
-}
-
-impl BlockHasher {
-    fn chain(
-        &self,
-        tokens: &[u32],
-        parent: Option<BlockKey>,
-        first_extra: &[ExtraKey],
-    ) -> Vec<BlockKey> {
-        let blocks = tokens.chunks_exact(self.block_size);
-        let mut keys = Vec::with_capacity(blocks.len());
-        for block in blocks {
-            let extra = if keys.is_empty() { first_extra } else { &[] };
-            let parent = keys.last().or(parent.as_ref());
-            keys.push(self.inner.hash_block(parent, block, extra));
-        }
-        keys
     }
 }
 

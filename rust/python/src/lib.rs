@@ -4,7 +4,9 @@ use pyo3::prelude::*;
 
 mod attention;
 mod block_list;
+mod block_snapshot;
 mod errors;
+mod extra_keys;
 mod keys;
 mod manager;
 mod pool;
@@ -18,9 +20,11 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_class::<attention::CpuAttention>()?;
     m.add_class::<block_list::BlockList>()?;
+    m.add_class::<block_snapshot::BlockSnapshot>()?;
     m.add_class::<pool::BlockPool>()?;
     m.add_class::<keys::BlockHasher>()?;
     m.add_class::<keys::BlockKeys>()?;
+    m.add_class::<extra_keys::ExtraKey>()?;
     m.add_class::<specs::LayerSpec>()?;
     m.add_class::<specs::GroupSpec>()?;
     m.add_class::<manager::KVCacheManager>()?;

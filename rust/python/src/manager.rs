@@ -7,12 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{concurrent_use, invariant_error, manager_error, sequence_state};
+use crate::extra_keys::{ExtraKey, spanned};
 use crate::keys::parse_hash_algo;
 use crate::pool::BlockPool;
 use crate::specs::GroupSpec;
 use crate::step_buffers::{Arrays, BoundBuffers};
 use crate::step_results::{FinishedRow, PrefixMatch, RunningOutcome, StepInfo};
-use crate::tokens::{SampledIds, TokenIds};
+use crate::tokens::{AcceptedIds, SampledIds, TokenIds};
 
 /// Sequences, their block tables and the steps that compute them.
 ///
@@ -131,14 +132,15 @@ impl KVCacheManager {
     }
 
     /// Opens a sequence; it holds no blocks before `admit`.
-    #[pyo3(signature = (token_ids, *, cache_salt = None, max_tokens = None, min_tokens = 0, eos_token_ids = None,
-        stop_token_ids = None))]
+    #[pyo3(signature = (token_ids, *, cache_salt = None, extra_keys = Vec::new(), max_tokens = None, min_tokens = 0,
+        eos_token_ids = None, stop_token_ids = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn open(
         &self,
         py: Python<'_>,
         token_ids: TokenIds,
         cache_salt: Option<&str>,
+        extra_keys: Vec<ExtraKey>,
         max_tokens: Option<u32>,
         min_tokens: u32,
         eos_token_ids: Option<TokenIds>,
@@ -146,10 +148,11 @@ impl KVCacheManager {
     ) -> PyResult<u64> {
         let ids = |given: Option<TokenIds>| given.map_or_else(Vec::new, |ids| ids.0);
         let (eos, stop) = (ids(eos_token_ids), ids(stop_token_ids));
+        let extra_keys = spanned(extra_keys);
         let params = OpenParams {
             tokens: &token_ids.0,
             salt: cache_salt,
-            extra_keys: &[],
+            extra_keys: &extra_keys,
             max_tokens: max_tokens.unwrap_or(u32::MAX),
             min_tokens,
             eos_token_ids: &eos,
@@ -258,9 +261,9 @@ impl KVCacheManager {
 
     /// Takes the result of a sequence's oldest append, for steps that are run without `prepare` and for rows
     /// with drafts. Says why that completes the sequence, if it does.
-    fn commit(&self, handle: u64, accepted: TokenIds) -> PyResult<Option<&'static str>> {
-        let reason =
-            self.with(|manager| manager.commit(SeqHandle::from_raw(handle), &accepted.0))?;
+    fn commit(&self, handle: u64, accepted: AcceptedIds) -> PyResult<Option<&'static str>> {
+        let accepted = accepted.as_slice();
+        let reason = self.with(|manager| manager.commit(SeqHandle::from_raw(handle), accepted))?;
         Ok(reason.map(reason_name))
     }
 

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::block_list::BlockList;
+use crate::block_snapshot::BlockSnapshot;
 use crate::errors::{invalid_buffer, invalid_config, invariant_error, out_of_blocks, pool_error};
 use crate::keys::{KeysArg, key_bytes, parse_key};
 use crate::specs::choice;
@@ -127,6 +128,26 @@ impl BlockPool {
         )
     }
 
+    /// Makes the blocks of a prefix findable, each under its key, once their keys and values are written.
+    ///
+    /// `blocks[start:]` are published under `keys[start:]`. Returns how many of them can be found now. Any
+    /// misuse raises before something is published.
+    #[pyo3(signature = (blocks, keys, start = 0))]
+    fn publish_prefix(&self, blocks: BlockIds, keys: KeysArg<'_>, start: usize) -> PyResult<usize> {
+        keys.with(self.key_width, |keys| {
+            if keys.len() > blocks.0.len() || start > keys.len() {
+                return Err(invalid_config(format!(
+                    "publish_prefix takes a block for each key and starts at one of them, found {} blocks, \
+                     {} keys, start {start}",
+                    blocks.0.len(),
+                    keys.len()
+                )));
+            }
+            let (blocks, keys) = (&blocks.0[start..keys.len()], &keys[start..]);
+            self.inner.publish_prefix(blocks, keys).map_err(pool_error)
+        })?
+    }
+
     /// Forgets a block's hash; its references and its place in the queue stay. False if it had none.
     fn retract(&self, block_id: BlockId) -> PyResult<bool> {
         self.inner.retract(block_id).map_err(pool_error)
@@ -161,6 +182,19 @@ impl BlockPool {
                 .map_err(out_of_blocks)?;
             ids.truncate(hits);
             ids.extend(new);
+            Ok((self.list(ids), hits))
+        })?
+    }
+
+    /// Takes `num_blocks` blocks: the cached prefix of `keys`, and new ones for the rest; or raises
+    /// `OutOfBlocksError` and takes nothing. Returns them in order and how many are cached.
+    fn admit_table(&self, keys: KeysArg<'_>, num_blocks: usize) -> PyResult<(BlockList, usize)> {
+        let mut ids = self.room_for(num_blocks)?;
+        keys.with(self.key_width, |keys| {
+            let hits = self
+                .inner
+                .admit_table(keys, &mut ids)
+                .map_err(out_of_blocks)?;
             Ok((self.list(ids), hits))
         })?
     }
@@ -206,6 +240,16 @@ impl BlockPool {
     #[getter]
     fn num_free(&self) -> usize {
         self.inner.num_free()
+    }
+
+    /// Every block's references and use at this moment. Stops nobody: each block's entry is right by itself.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<BlockSnapshot> {
+        let views = py.detach(|| {
+            let mut views = Vec::with_capacity(self.inner.num_blocks());
+            self.inner.snapshot(&mut views);
+            views
+        });
+        BlockSnapshot::new(py, &views)
     }
 
     /// The free queue, front to back; exact while no other thread uses the pool.

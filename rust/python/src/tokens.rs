@@ -1,9 +1,10 @@
 //! Token and block ids arrive as any sequence of integers, or as a buffer, which costs no object per id.
 
 use looseleaf::BlockId;
-use pyo3::buffer::{Element, PyBuffer};
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
+use pyo3::types::PyInt;
 
 use crate::errors::request_error;
 
@@ -24,14 +25,47 @@ impl<'py> FromPyObject<'_, 'py> for TokenIds {
         if let Ok(buffer) = PyBuffer::<u32>::get(&object) {
             return Ok(Self(buffer.to_vec(object.py())?));
         }
-        if let Some(ids) = from_buffer::<i32>(&object).or_else(|| from_buffer::<i64>(&object)) {
-            return ids.map(Self);
+        if let Ok(buffer) = PyBuffer::<i32>::get(&object) {
+            let ids = buffer.to_vec(object.py())?;
+            check_each(&ids)?;
+            return Ok(Self(ids.into_iter().map(i32::cast_unsigned).collect()));
+        }
+        if let Ok(buffer) = PyBuffer::<i64>::get(&object) {
+            let ids = buffer.to_vec(object.py())?;
+            check_each(&ids)?;
+            return Ok(Self(ids.into_iter().map(|id| id as u32).collect()));
         }
         let ids: Vec<i64> = object.extract()?;
         ids.into_iter()
             .map(token_id)
             .collect::<PyResult<_>>()
             .map(Self)
+    }
+}
+
+/// The tokens that a sequence accepts: one as an integer, which is the usual case and needs no list, or many.
+pub enum AcceptedIds {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+impl AcceptedIds {
+    pub fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for AcceptedIds {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if object.is_instance_of::<PyInt>() {
+            return token_id(object.extract()?).map(Self::One);
+        }
+        TokenIds::extract(object).map(|ids| Self::Many(ids.0))
     }
 }
 
@@ -49,10 +83,14 @@ impl<'py> FromPyObject<'_, 'py> for SampledIds {
     }
 }
 
-fn from_buffer<T: Element + Into<i64>>(object: &Bound<'_, PyAny>) -> Option<PyResult<Vec<u32>>> {
-    let buffer = PyBuffer::<T>::get(object).ok()?;
-    let ids = buffer.to_vec(object.py());
-    Some(ids.and_then(|ids| ids.into_iter().map(|id| token_id(id.into())).collect()))
+/// Counts first: a loop with no way out of it compiles to vector instructions.
+fn check_each<T: Copy + Into<i64>>(ids: &[T]) -> PyResult<()> {
+    let is_invalid = |id: &T| u32::try_from((*id).into()).is_err();
+    if ids.iter().filter(|id| is_invalid(id)).count() == 0 {
+        return Ok(());
+    }
+    ids.iter()
+        .try_for_each(|id| token_id((*id).into()).map(drop))
 }
 
 fn token_id(id: i64) -> PyResult<u32> {

@@ -1,11 +1,12 @@
 //! Opening sequences and admitting them: prefix hits, and blocks for the rest.
 
 use super::{Announced, KVCacheManager, OpenParams, Scratch};
+use crate::block_state::BlockState;
 use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
 use crate::manager_error::ManagerError;
 use crate::sequence::{SeqHandle, Sequence, StopRules};
-use crate::{BlockKey, OutOfBlocks};
+use crate::{BlockId, BlockKey, OutOfBlocks};
 
 /// What an admission would find now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -22,9 +23,17 @@ pub struct PrefixMatch {
 /// Where a block with wanted content is.
 #[derive(Clone, Copy)]
 enum Hit {
-    Held,
-    Free,
+    Cached(BlockId, BlockState),
     Announced(Announced),
+}
+
+/// What a look-up of a whole prefix found.
+#[derive(Clone, Copy, Default)]
+struct Plan {
+    /// Blocks of the prefix, per group.
+    hits: u32,
+    /// Of the pool's blocks in it, those that nobody holds.
+    free: usize,
 }
 
 impl KVCacheManager {
@@ -85,7 +94,7 @@ impl KVCacheManager {
             let mut free = 0;
             for group in 0..self.num_groups() as u32 {
                 match self.find(&key.with_group(group)) {
-                    Some(Hit::Free) => free += 1,
+                    Some(Hit::Cached(_, state)) if state.is_free() => free += 1,
                     Some(_) => {}
                     None => break 'blocks,
                 }
@@ -157,86 +166,92 @@ impl KVCacheManager {
     /// were hit.
     fn take_blocks(&mut self, handle: SeqHandle, blocks: usize) -> Result<u32, ManagerError> {
         loop {
-            let hits = self.plan_hits(handle)?;
+            let plan = self.plan_hits(handle)?;
+            let groups = self.num_groups();
+            let keys = self.sequences.get(handle)?.chain.keys();
             let Scratch {
                 ids,
-                keys,
                 announced,
                 shared,
                 ..
             } = &mut self.scratch;
             shared.clear();
-            shared.extend(announced.iter().flatten().map(|hit| hit.block));
+            shared.extend(announced.iter().map(|(_, hit)| hit.block));
             self.pool.share(shared)?;
 
-            // Behind the table's own entries: room for what the pool finds in the prefix.
-            ids.clear();
-            ids.resize(blocks + keys.len(), 0);
-            let (table, found) = ids.split_at_mut(blocks);
-            let (prefix, new) = table.split_at_mut(announced.len());
-            let taken = match self.pool.admit(keys, found, new) {
+            let num_hits = ids.len();
+            ids.resize(blocks, 0);
+            let (prefix, new) = ids.split_at_mut(num_hits);
+            let is_cached = |entry: usize| {
+                let found = announced.binary_search_by_key(&entry, |(entry, _)| *entry);
+                found.is_err()
+            };
+            let cached = prefix
+                .iter_mut()
+                .enumerate()
+                .filter(|(entry, _)| is_cached(*entry))
+                .map(|(entry, id)| {
+                    let key = keys[entry / groups].with_group((entry % groups) as u32);
+                    (key, id)
+                });
+            let taken = match self.pool.admit_found(cached, plan.free, new) {
                 Ok(taken) => taken,
                 Err(refusal) => {
                     self.pool.release_distinct(shared)?;
                     return Err(out_of_blocks(refusal));
                 }
             };
-            if taken == keys.len() {
-                let mut found = found.iter();
-                for (entry, announced) in prefix.iter_mut().zip(announced) {
-                    let block = announced.map(|hit| hit.block);
-                    *entry = block
-                        .or_else(|| found.next().copied())
-                        .expect("one hit per key");
-                }
-                ids.truncate(blocks);
-                return Ok(hits);
+            if taken == num_hits - announced.len() {
+                return Ok(plan.hits);
             }
-            // Another thread evicted a hit in between, so the prefix is shorter than planned and
-            // the new blocks are too few. That thread got on; look again.
+            // Another thread evicted a hit in between, so the prefix is shorter than planned. That
+            // thread got on; look again.
             self.stats.lost_hits += 1;
-            self.pool.release_distinct(new)?;
-            self.pool.release_distinct(&found[..taken])?;
+            let cached = (0..num_hits).filter(|entry| is_cached(*entry));
+            shared.extend(cached.take(taken).map(|entry| prefix[entry]));
             self.pool.release_distinct(shared)?;
         }
     }
 
-    /// Lists the cached prefix: `scratch.announced` has an entry per block, `scratch.keys` the keys
-    /// of those that the pool has. Returns the blocks per group.
-    fn plan_hits(&mut self, handle: SeqHandle) -> Result<u32, ManagerError> {
-        let mut keys = std::mem::take(&mut self.scratch.keys);
-        let mut announced = std::mem::take(&mut self.scratch.announced);
-        keys.clear();
+    /// Lists the blocks of the cached prefix in `scratch.ids`, in the order of the table, and those
+    /// of them that are only announced in `scratch.announced`.
+    fn plan_hits(&mut self, handle: SeqHandle) -> Result<Plan, ManagerError> {
+        let sequence = self.sequences.get(handle)?;
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let Scratch { ids, announced, .. } = &mut scratch;
+        ids.clear();
         announced.clear();
-        let mut hits = 0;
-        'blocks: for key in self.candidates(self.sequences.get(handle)?) {
-            let whole = (keys.len(), announced.len());
+        let mut plan = Plan::default();
+        'blocks: for key in self.candidates(sequence) {
+            let whole = (ids.len(), announced.len(), plan.free);
             for group in 0..self.num_groups() as u32 {
-                let key = key.with_group(group);
-                match self.find(&key) {
-                    Some(Hit::Announced(block)) => announced.push(Some(block)),
-                    Some(_) => {
-                        keys.push(key);
-                        announced.push(None);
+                match self.find(&key.with_group(group)) {
+                    Some(Hit::Cached(block, state)) => {
+                        ids.push(block);
+                        plan.free += usize::from(state.is_free());
+                    }
+                    Some(Hit::Announced(hit)) => {
+                        announced.push((ids.len(), hit));
+                        ids.push(hit.block);
                     }
                     None => {
                         // A prefix counts only while all groups have it.
-                        keys.truncate(whole.0);
+                        ids.truncate(whole.0);
                         announced.truncate(whole.1);
+                        plan.free = whole.2;
                         break 'blocks;
                     }
                 }
             }
-            hits += 1;
+            plan.hits += 1;
         }
-        self.scratch.keys = keys;
-        self.scratch.announced = announced;
-        Ok(hits)
+        self.scratch = scratch;
+        Ok(plan)
     }
 
     /// Notes in the steps whose announcements were just taken that the sequence needs them.
     fn depend_on_announcements(&mut self, handle: SeqHandle) {
-        for announced in self.scratch.announced.iter().flatten() {
+        for (_, announced) in &self.scratch.announced {
             for step in self
                 .steps
                 .all_mut()
@@ -250,21 +265,20 @@ impl KVCacheManager {
     }
 
     /// Keys of the blocks that a look-up may take: full ones, and never the last token's.
-    fn candidates<'a>(&self, sequence: &'a Sequence) -> impl Iterator<Item = BlockKey> + use<'a> {
+    fn candidates<'a>(&self, sequence: &'a Sequence) -> &'a [BlockKey] {
         let most = match self.hasher {
             Some(_) => (sequence.len() - 1) / self.block_size,
             None => 0,
         };
-        sequence.chain.keys().iter().take(most as usize).copied()
+        let keys = sequence.chain.keys();
+        &keys[..keys.len().min(most as usize)]
     }
 
     /// Looks for filled blocks first: they are there whatever becomes of the steps in flight.
     fn find(&self, key: &BlockKey) -> Option<Hit> {
-        let peek = self.pool.peek_prefix(std::slice::from_ref(key));
-        match (peek.hits, peek.free_hits) {
-            (0, _) => self.announced.get(key).copied().map(Hit::Announced),
-            (_, 0) => Some(Hit::Held),
-            _ => Some(Hit::Free),
+        match self.pool.find(key) {
+            Some((block, state)) => Some(Hit::Cached(block, state)),
+            None => self.announced.get(key).copied().map(Hit::Announced),
         }
     }
 

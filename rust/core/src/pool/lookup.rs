@@ -24,6 +24,15 @@ struct Grant {
     touched: u32,
 }
 
+impl Grant {
+    fn of(units: usize) -> Self {
+        Self {
+            units: units as u32,
+            touched: 0,
+        }
+    }
+}
+
 impl BlockPool {
     /// How many leading keys are cached. Changes nothing, the free order included.
     pub fn peek_prefix(&self, keys: &[BlockKey]) -> PrefixPeek {
@@ -42,13 +51,10 @@ impl BlockPool {
         // If the free hits cannot be reserved at once, another thread is taking blocks; each is
         // then reserved on its own, as far as it goes.
         let reserved = self.availability.reserve(free).is_ok();
-        let mut grant = Grant {
-            units: if reserved { free as u32 } else { 0 },
-            touched: 0,
-        };
-        let hits = self.acquire_prefix(keys, &mut out[..candidates], &mut grant);
+        let mut grant = Grant::of(if reserved { free } else { 0 });
+        let hits = self.acquire_prefix(pairs(keys, &mut out[..candidates]), &mut grant);
         self.availability.settle(grant.units, grant.touched);
-        hits
+        hits.unwrap_or_else(|hits| hits)
     }
 
     /// Admits a sequence: takes a reference on the block of each leading key that is cached, as
@@ -68,19 +74,73 @@ impl BlockPool {
     ) -> Result<usize, OutOfBlocks> {
         let (candidates, free) = self.find_prefix(keys, hits);
         self.reserve(free + new.len())?;
-        let mut grant = Grant {
-            units: free as u32,
-            touched: 0,
-        };
-        let taken = self.acquire_prefix(keys, &mut hits[..candidates], &mut grant);
+        let mut grant = Grant::of(free);
+        let taken = self.acquire_prefix(pairs(keys, &mut hits[..candidates]), &mut grant);
         self.collect(new);
         self.availability.settle(grant.units, grant.touched);
-        Ok(taken)
+        Ok(taken.unwrap_or_else(|taken| taken))
+    }
+
+    /// [`admit`](Self::admit) for callers that have looked: `found` are blocks that held these keys,
+    /// `free` of which nobody held. If not all of them can be had any more, takes those before the
+    /// first that cannot, and none of `new`. Returns how many it took.
+    pub(crate) fn admit_found<'a>(
+        &self,
+        found: impl Iterator<Item = (BlockKey, &'a mut BlockId)>,
+        free: usize,
+        new: &mut [BlockId],
+    ) -> Result<usize, OutOfBlocks> {
+        self.reserve(free + new.len())?;
+        let mut grant = Grant::of(free);
+        let taken = self.acquire_prefix(found, &mut grant);
+        match taken {
+            Ok(_) => self.collect(new),
+            Err(_) => grant.units += new.len() as u32,
+        }
+        self.availability.settle(grant.units, grant.touched);
+        Ok(taken.unwrap_or_else(|taken| taken))
+    }
+
+    /// Admits a sequence of `table.len()` blocks: the cached prefix of `keys`, as
+    /// [`match_prefix`](Self::match_prefix), and behind it new blocks for the rest. Takes all of
+    /// them or none, and returns how many are hits.
+    ///
+    /// # Errors
+    /// [`OutOfBlocks`] if fewer blocks are free than that takes; nothing has changed.
+    pub fn admit_table(
+        &self,
+        keys: &[BlockKey],
+        table: &mut [BlockId],
+    ) -> Result<usize, OutOfBlocks> {
+        let (candidates, free) = self.find_prefix(keys, table);
+        let fresh = table.len() - candidates;
+        self.reserve(free + fresh)?;
+        let mut grant = Grant::of(free);
+        let taken = self.acquire_prefix(pairs(keys, &mut table[..candidates]), &mut grant);
+        let taken = taken.unwrap_or_else(|taken| taken);
+        // Each hit that another thread took away is replaced by a new block, out of the units that
+        // were meant for hits as far as they go.
+        let lost = candidates - taken;
+        let spent = lost.min(grant.units as usize);
+        let missing = self.reserve(lost - spent);
+        if missing.is_ok() {
+            grant.units -= spent as u32;
+            self.collect(&mut table[taken..]);
+        } else {
+            grant.units += fresh as u32;
+        }
+        self.availability.settle(grant.units, grant.touched);
+        if missing.is_err() {
+            table[..taken].reverse();
+            self.release_distinct(&table[..taken])
+                .expect("the hits were just taken");
+        }
+        missing.map(|()| taken)
     }
 
     /// The block that a hit on `key` returns now, with the state that was seen. With several
     /// copies it is the one published first.
-    fn find(&self, key: &BlockKey) -> Option<(BlockId, BlockState)> {
+    pub(crate) fn find(&self, key: &BlockKey) -> Option<(BlockId, BlockState)> {
         self.find_at(self.index.home(key), key)
     }
 
@@ -116,24 +176,24 @@ impl BlockPool {
         (hits, free)
     }
 
-    /// Takes the candidates in order, looking once more for those that went away; stops at the
-    /// first key that is gone, and returns how many were taken.
-    fn acquire_prefix(
+    /// Takes blocks that were found under these keys in order, looking once more for those that went
+    /// away; stops at the first key that is gone. The number taken is an error if not all were.
+    fn acquire_prefix<'a>(
         &self,
-        keys: &[BlockKey],
-        candidates: &mut [BlockId],
+        found: impl Iterator<Item = (BlockKey, &'a mut BlockId)>,
         grant: &mut Grant,
-    ) -> usize {
-        for (taken, (id, key)) in candidates.iter_mut().zip(keys).enumerate() {
-            if self.acquire(*id, key, grant) {
-                continue;
+    ) -> Result<usize, usize> {
+        let mut taken = 0;
+        for (key, id) in found {
+            if !self.acquire(*id, &key, grant) {
+                match self.find(&key) {
+                    Some((other, _)) if self.acquire(other, &key, grant) => *id = other,
+                    _ => return Err(taken),
+                }
             }
-            match self.find(key) {
-                Some((other, _)) if self.acquire(other, key, grant) => *id = other,
-                _ => return taken,
-            }
+            taken += 1;
         }
-        candidates.len()
+        Ok(taken)
     }
 
     /// Takes one reference if the block holds `key`. The swap that takes it is also what confirms
@@ -172,4 +232,11 @@ impl BlockPool {
         }
         false
     }
+}
+
+fn pairs<'a>(
+    keys: &'a [BlockKey],
+    ids: &'a mut [BlockId],
+) -> impl Iterator<Item = (BlockKey, &'a mut BlockId)> {
+    keys.iter().copied().zip(ids)
 }

@@ -28,11 +28,7 @@ impl BlockPool {
     /// than the pool keeps are refused; nothing has changed then.
     pub fn publish(&self, id: BlockId, key: &BlockKey) -> Result<Published, PoolError> {
         self.check_id(id)?;
-        if !key.fits(self.keys.width()) {
-            return Err(PoolError::KeyTooWide {
-                bits: self.keys.width().bits(),
-            });
-        }
+        self.check_width(key)?;
         let state = self.state(id);
         let mut found = publishable(id, state.load(Ordering::Relaxed))?;
         let home = self.index.home(key);
@@ -66,6 +62,40 @@ impl BlockPool {
         // Release: a look-up that sees `hashed` (Acquire) sees the key, the stamp and the content.
         state.finish_publish(Ordering::Release);
         Ok(Published::Cached)
+    }
+
+    /// [`publish`](Self::publish)es the blocks of a prefix, each under its key, and returns how many
+    /// of them can be hit now.
+    ///
+    /// # Errors
+    /// As for `publish`, and before anything is changed; only a call that races for one of the blocks
+    /// can make it fail half-way.
+    ///
+    /// # Panics
+    /// If there are not as many keys as blocks.
+    pub fn publish_prefix(&self, ids: &[BlockId], keys: &[BlockKey]) -> Result<usize, PoolError> {
+        assert_eq!(ids.len(), keys.len(), "one key per block");
+        for (id, key) in ids.iter().zip(keys) {
+            self.check_id(*id)?;
+            self.check_width(key)?;
+            publishable(*id, self.state(*id).load(Ordering::Relaxed))?;
+        }
+        self.check_distinct(ids)?;
+        let mut cached = 0;
+        for (id, key) in ids.iter().zip(keys) {
+            cached += usize::from(self.publish(*id, key)? == Published::Cached);
+        }
+        Ok(cached)
+    }
+
+    fn check_width(&self, key: &BlockKey) -> Result<(), PoolError> {
+        if key.fits(self.keys.width()) {
+            Ok(())
+        } else {
+            Err(PoolError::KeyTooWide {
+                bits: self.keys.width().bits(),
+            })
+        }
     }
 
     /// Forgets a block's hash; its holders and its place in the free queue stay. Returns whether

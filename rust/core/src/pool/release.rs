@@ -69,7 +69,7 @@ impl BlockPool {
         })
     }
 
-    fn check_distinct(&self, ids: &[BlockId]) -> Result<(), PoolError> {
+    pub(super) fn check_distinct(&self, ids: &[BlockId]) -> Result<(), PoolError> {
         match self.distinct.find_duplicate(ids) {
             None => Ok(()),
             Some(id) => Err(PoolError::DuplicateId { id }),
