@@ -37,6 +37,9 @@ impl BlockKey {
     /// key as it is. The hash chain goes on from the key without a group.
     #[must_use]
     pub fn with_group(self, group: u32) -> Self {
+        if group == 0 {
+            return self;
+        }
         let last = if self.fits(KeyWidth::Bits128) { 1 } else { 3 };
         let mut words = self.0;
         words[last] ^= u64::from(group).wrapping_mul(GROUP_FACTOR);

@@ -56,7 +56,7 @@ impl Drop for BlockList {
 impl BlockList {
     /// The block ids, in order.
     #[getter]
-    fn ids(&self) -> Vec<BlockId> {
+    pub fn ids(&self) -> Vec<BlockId> {
         self.lock().clone()
     }
 

@@ -6,6 +6,7 @@ use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
+use crate::block_list::BlockList;
 use crate::errors::request_error;
 
 /// Token ids of a request.
@@ -98,13 +99,16 @@ fn token_id(id: i64) -> PyResult<u32> {
         .map_err(|_| request_error(format!("token ids are from 0 to {}, found {id}", u32::MAX)))
 }
 
-/// Block ids of a call, from an int32 buffer or any sequence of integers.
+/// Block ids of a call, from a `BlockList`, an int32 buffer or any sequence of integers.
 pub struct BlockIds(pub Vec<BlockId>);
 
 impl<'py> FromPyObject<'_, 'py> for BlockIds {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = object.cast::<BlockList>() {
+            return Ok(Self(list.get().ids()));
+        }
         let Ok(buffer) = PyBuffer::<i32>::get(&object) else {
             return object.extract().map(Self);
         };

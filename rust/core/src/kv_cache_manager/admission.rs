@@ -77,6 +77,7 @@ impl KVCacheManager {
         let chain = HashChain::new(params.salt, params.extra_keys);
         let table = BlockTable::new(self.num_groups());
         let mut sequence = Sequence::new(params.tokens.to_vec(), stop, chain, table);
+        sequence.reserve(self.block_size);
         self.hash_known(&mut sequence);
         Ok(self.sequences.insert(sequence))
     }
@@ -142,7 +143,6 @@ impl KVCacheManager {
         let block_size = self.block_size;
         let groups = self.num_groups();
         let sequence = self.sequences.get_mut(handle)?;
-        sequence.reserve(block_size);
         self.scratch
             .ids
             .chunks_exact(groups)
@@ -167,7 +167,7 @@ impl KVCacheManager {
     fn take_blocks(&mut self, handle: SeqHandle, blocks: usize) -> Result<u32, ManagerError> {
         loop {
             let plan = self.plan_hits(handle)?;
-            let groups = self.num_groups();
+            let groups = self.num_groups() as u32;
             let keys = self.sequences.get(handle)?.chain.keys();
             let Scratch {
                 ids,
@@ -186,14 +186,14 @@ impl KVCacheManager {
                 let found = announced.binary_search_by_key(&entry, |(entry, _)| *entry);
                 found.is_err()
             };
-            let cached = prefix
-                .iter_mut()
+            let keys = keys
+                .iter()
+                .flat_map(|key| (0..groups).map(|group| key.with_group(group)));
+            let cached = keys
+                .zip(prefix.iter_mut())
                 .enumerate()
                 .filter(|(entry, _)| is_cached(*entry))
-                .map(|(entry, id)| {
-                    let key = keys[entry / groups].with_group((entry % groups) as u32);
-                    (key, id)
-                });
+                .map(|(_, cached)| cached);
             let taken = match self.pool.admit_found(cached, plan.free, new) {
                 Ok(taken) => taken,
                 Err(refusal) => {
