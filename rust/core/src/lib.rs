@@ -45,6 +45,9 @@ mod prefix_index;
 mod stats;
 mod sync;
 
+#[cfg(all(crash_stop, not(any(loom, shuttle))))]
+pub use sync::crash_stop;
+
 mod block_table;
 mod hash_chain;
 mod kv_cache_manager;
