@@ -12,6 +12,7 @@
 //! - Then the victim goes on, and in the end nothing may be missing.
 #![cfg(crash_stop)]
 
+mod bounded_work;
 mod free_blocks;
 #[path = "../ledger/mod.rs"]
 mod ledger;

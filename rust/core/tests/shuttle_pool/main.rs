@@ -103,7 +103,10 @@ fn explore<S: Scheduler + 'static>(
         }
     }
     let tally = tally.lock().unwrap();
-    println!("shuttle {name}, {free_order:?}: {executions} executions, {tally:?}");
+    println!(
+        "shuttle {name}, {free_order:?}: {executions} executions from seed {}, {tally:?}",
+        seed()
+    );
     tally.assert_happened(&[
         "none free",
         "hit",
