@@ -98,7 +98,7 @@
 //!
 //! - **One thread** against a plain list (`pool_model`), and its rare branches (`rare_branches`).
 //! - **loom** (`loom_pool`): two threads in one race, every interleaving up to two or three
-//!   preemptions, and every memory order that the language allows.
+//!   preemptions, and the memory orders that the language allows, short of load buffering.
 //! - **Crash-stop** (`crash_stop`): two or three threads that take turns at every atomic access. One
 //!   of them is stopped for good after its k-th, for every k; the others must finish, and then have
 //!   whatever counts as free. At every access of every run, INV-2, INV-4 and INV-5 are looked at

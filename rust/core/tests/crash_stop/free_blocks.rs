@@ -103,3 +103,22 @@ fn a_stopped_sharer_keeps_its_reference_and_no_more() {
     })
     .assert_happened(&["hit", "allocated", "none free", "rewritten"]);
 }
+
+/// The check on the checker: whoever waits for a block that a stopped thread holds is found out.
+#[test]
+#[should_panic(expected = "INV-11: thread 1")]
+fn a_thread_that_waits_for_another_is_found_out() {
+    let pools = both_orders(1, Tuning::default());
+    sweep("waiting", &pools, |pool, _| {
+        let ledger = Ledger::new(pool, 1);
+        Scenario::new(&ledger)
+            .thread(ledger.worker(0), |worker| {
+                worker.allocate(1);
+                worker.release_all();
+            })
+            .thread(ledger.worker(1), |worker| {
+                while !worker.allocate(1) {}
+                worker.release_all();
+            })
+    });
+}
