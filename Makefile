@@ -22,8 +22,10 @@ PYTHON_SOURCES := python tests benches examples tools
 
 # The bindings hold no logic of their own and are tested from Python; their test binary would need libpython.
 CARGO_TEST := cargo test --locked --workspace --exclude looseleaf-python
-# A directory of its own: the flag would otherwise make cargo rebuild everything each time it comes or goes.
-LOOM_TEST := RUSTFLAGS="--cfg loom" cargo test --locked -p looseleaf --test 'loom_*' --target-dir $(CARGO_TARGET_DIR)/loom
+# The core's tests under one of the schedulers of rust/core/src/sync.rs, which print what they covered. A directory of
+# its own for each: the flag would otherwise make cargo rebuild everything each time it comes or goes.
+explore = RUSTFLAGS="--cfg $(1)" cargo test --locked -p looseleaf --test '$(1)*' \
+	--target-dir $(CARGO_TARGET_DIR)/$(1) -- --show-output
 
 .PHONY: help
 help: ## show this list
@@ -56,13 +58,17 @@ demo: build ## chats that share a system prompt, on a real model, with a summary
 .PHONY: test
 test: build wheel ## every test but the long ones
 	$(CARGO_TEST)
-	$(LOOM_TEST)
+	$(call explore,loom)
+	$(call explore,shuttle)
+	$(call explore,crash_stop)
 	$(BIN)/python -m pytest
 
 .PHONY: test-nightly
 test-nightly: build wheel test-peers ## every test, over the full matrices and with long random runs
 	PROPTEST_CASES=4096 $(CARGO_TEST)
-	$(LOOM_TEST)
+	$(call explore,loom)
+	SHUTTLE_ITERATIONS=40000 SHUTTLE_SEED=$$RANDOM $(call explore,shuttle)
+	CRASH_STOP_SEEDS=48 $(call explore,crash_stop)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --nightly
 
 # vLLM pins other versions of what we use, hence an environment beside ours, in the user's cache.

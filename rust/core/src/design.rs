@@ -92,6 +92,81 @@
 //! [`BlockPool::check_invariants`](crate::BlockPool::check_invariants) checks what can be seen at
 //! rest and reports by these numbers.
 //!
+//! # Where each invariant is checked
+//!
+//! Four ways to look, each for what the others cannot see:
+//!
+//! - **One thread** against a plain list (`pool_model`), and its rare branches (`rare_branches`).
+//! - **loom** (`loom_pool`): two threads in one race, every interleaving up to two or three
+//!   preemptions, and the memory orders that the language allows, short of load buffering.
+//! - **Crash-stop** (`crash_stop`): two or three threads that take turns at every atomic access. One
+//!   of them is stopped for good after its k-th, for every k; the others must finish, and then have
+//!   whatever counts as free. At every access of every run, INV-2, INV-4 and INV-5 are looked at
+//!   from outside. This is what finds a mover that closes over an entry before it has copied it: as
+//!   long as the mover goes on, nobody misses the block.
+//! - **shuttle** and real threads (`shuttle_pool`, `stress`): long runs of random calls.
+//!
+//! The last two ways compare the pool with one ledger of holders and content, and assert that moves,
+//! role swaps, spills and full buckets were among what they met. What loom and the crash-stop
+//! scheduler covered is printed: executions, and stop points. A weak swap that fails without cause
+//! happens in the crash-stop runs only.
+//!
+//! | | in | test |
+//! |---|---|---|
+//! | INV-1 | `stress` | `no_block_is_lost_or_given_twice_and_the_rare_branches_happen` |
+//! | INV-1 | `loom_pool` | `claim_of_a_batch_against_scan` |
+//! | INV-1 | `loom_pool` | `touch_against_allocate` |
+//! | INV-1 | `loom_pool` | `stack_pop_against_a_top_that_leaves_and_comes_back` |
+//! | INV-1 | `crash_stop` | `a_stopped_allocation_or_release_stops_nobody` |
+//! | INV-1 | `crash_stop` | `a_stopped_pop_or_push_leaves_the_stack_whole` |
+//! | INV-2 | `pool_model` | `unhashed_first_and_first_wins_does_what_a_list_does` |
+//! | INV-2 | `rare_branches` | `a_release_that_finds_the_rings_full_spills_and_loses_nothing_but_hashes` |
+//! | INV-2 | `shuttle_pool` | `unhashed_first_keeps_its_promises_under_random_schedules` |
+//! | INV-2 | `shuttle_pool` | `append_all_keeps_its_promises_under_random_schedules` |
+//! | INV-2 | `crash_stop` | `a_stopped_spill_loses_hashes_and_no_block` |
+//! | INV-3 | `block_state` | `a_ticket_is_live_only_for_the_state_it_was_made_for` |
+//! | INV-3 | `loom_pool` | `ring_push_against_scan` |
+//! | INV-3 | `loom_pool` | `a_push_overtaken_by_another_is_scanned_past` |
+//! | INV-4 | `crash_stop` | `a_stopped_mover_hides_no_block` |
+//! | INV-4 | `crash_stop` | `a_stopped_claim_of_a_batch_hides_only_what_it_was_granted` |
+//! | INV-4 | `crash_stop` | `a_stopped_admission_holds_its_blocks_and_nothing_else` |
+//! | INV-4 | `loom_pool` | `release_against_allocate_hands_the_payload_over` |
+//! | INV-4 | `loom_pool` | `an_allocation_whose_block_moves_behind_its_back_looks_again` |
+//! | INV-5 | `loom_pool` | `publish_against_lookup` |
+//! | INV-5 | `loom_pool` | `retract_and_publish_anew_against_lookup` |
+//! | INV-5 | `loom_pool` | `eviction_against_lookup_of_the_next_tenant` |
+//! | INV-5 | `loom_pool` | `with_two_copies_of_a_key_an_eviction_leaves_one_to_be_hit` |
+//! | INV-5 | `crash_stop` | `a_stopped_publish_lookup_or_eviction_stops_nobody` |
+//! | INV-5 | `crash_stop` | `a_stopped_retraction_or_lookup_never_leads_to_other_content` |
+//! | INV-5 | `shuttle_pool` | `unhashed_first_keeps_its_promises_when_threads_are_held_up` |
+//! | INV-5 | `shuttle_pool` | `append_all_keeps_its_promises_when_threads_are_held_up` |
+//! | INV-6 | `misuse` | `an_allocation_that_does_not_fit_says_what_there_was` |
+//! | INV-6 | `misuse` | `an_admission_counts_the_free_hits_it_would_take` |
+//! | INV-6 | `loom_pool` | `of_two_allocations_over_capacity_one_takes_all_and_one_takes_nothing` |
+//! | INV-7 | `pool_model` | `unhashed_first_and_first_wins_does_what_a_list_does` |
+//! | INV-7 | `pool_model` | `unhashed_first_and_keep_all_does_what_a_list_does` |
+//! | INV-7 | `pool_model` | `append_all_and_first_wins_does_what_a_list_does` |
+//! | INV-7 | `pool_model` | `append_all_and_keep_all_does_what_a_list_does` |
+//! | INV-8 | `misuse` | `a_second_release_is_refused_for_plain_and_for_cached_blocks` |
+//! | INV-8 | `misuse` | `free_blocks_cannot_be_released_shared_or_published` |
+//! | INV-8 | `stress` | `of_two_calls_that_release_one_reference_one_succeeds` |
+//! | INV-9 | `misuse` | `a_block_is_published_once` |
+//! | INV-9 | `loom_pool` | `of_two_publishers_of_a_block_one_wins` |
+//! | INV-9 | `crash_stop` | `a_stopped_publisher_excludes_the_other_and_the_block_ends_with_one_key` |
+//! | INV-10 | `loom_pool` | `a_sharer_leaves_while_the_owner_asks_whether_it_may_write` |
+//! | INV-10 | `crash_stop` | `a_stopped_sharer_keeps_its_reference_and_no_more` |
+//! | INV-11 | `crash_stop` | `a_stopped_mover_hides_no_block` |
+//! | INV-11 | `crash_stop` | `a_stopped_role_swap_hides_no_block` |
+//! | INV-11 | `crash_stop` | `a_stopped_reset_forgets_what_it_came_to_and_loses_nothing` |
+//! | INV-11 | `crash_stop` | `a_thread_stopped_in_any_of_its_random_calls_stops_nobody` |
+//! | INV-12 | `crash_stop` | `a_release_moves_at_most_four_entries` |
+//! | INV-12 | `crash_stop` | `a_lookup_reads_at_most_sixteen_slots` |
+//! | INV-12 | `rare_branches` | `a_release_that_finds_the_rings_full_tries_at_most_sixty_four_moves` |
+//! | INV-12 | `hot_paths` | `no_call_on_the_hot_path_allocates_memory` |
+//! | INV-14 | `loom_pool` | `release_against_allocate_hands_the_payload_over` |
+//! | INV-14 | `loom_pool` | `the_last_of_two_holders_hands_over_what_both_did` |
+//! | INV-14 | `loom_pool` | `stack_pop_through_a_block_just_pushed` |
+//!
 //! # Memory
 //!
 //! Per block, in bytes: state 8, key 16 or 32, index 16, stack link 4, duplicate check 4, rings

@@ -61,6 +61,8 @@ pub use error::{OutOfBlocks, PoolError};
 pub use invariants::{InvariantError, Violation};
 pub use pool::{BlockPool, PrefixPeek, Published};
 pub use stats::{BlockUse, BlockView, PoolStats};
+#[cfg(all(crash_stop, not(any(loom, shuttle))))]
+pub use sync::crash_stop;
 
 pub use hash_chain::SpannedKey;
 pub use kv_cache_manager::{

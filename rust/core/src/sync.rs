@@ -1,15 +1,20 @@
 //! The one place that decides whose atomics the pool runs on: the standard library's, loom's
-//! (every legal memory order, `--cfg loom`) or shuttle's (random schedules, `--cfg shuttle`).
+//! (every legal memory order, `--cfg loom`), shuttle's (random schedules, `--cfg shuttle`), or ours
+//! that take turns and can stop a thread for good (`--cfg crash_stop`).
 //! No other file names an atomics module; a test in `tests/source_rules.rs` holds us to it.
 
 #[cfg(loom)]
 mod announced;
+#[cfg(all(crash_stop, not(any(loom, shuttle))))]
+pub mod crash_stop;
+#[cfg(any(loom, all(crash_stop, not(shuttle))))]
+mod gated;
 
 use std::ops::Deref;
 
 #[cfg(loom)]
 pub(crate) use {
-    announced::{AtomicU32, AtomicU64},
+    gated::{AtomicU32, AtomicU64},
     loom::{hint::spin_loop, sync::atomic::Ordering},
 };
 
@@ -19,7 +24,14 @@ pub(crate) use shuttle::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(all(crash_stop, not(any(loom, shuttle))))]
+pub(crate) use {
+    crash_stop::spin_loop,
+    gated::{AtomicU32, AtomicU64},
+    std::sync::atomic::Ordering,
+};
+
+#[cfg(not(any(loom, shuttle, crash_stop)))]
 pub(crate) use std::{
     hint::spin_loop,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},

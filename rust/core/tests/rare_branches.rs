@@ -59,6 +59,25 @@ fn a_release_that_finds_the_rings_full_spills_and_loses_nothing_but_hashes() {
 }
 
 #[test]
+fn a_release_that_finds_the_rings_full_tries_at_most_sixty_four_moves() {
+    let pool = pool(8, FreeOrder::UnhashedFirst, OVERFLOWING);
+    let ids = allocate(&pool, 8);
+    for id in &ids {
+        let key = key(u64::from(*id));
+        assert_eq!(pool.publish(*id, &key), Ok(Published::Cached));
+    }
+    let moves = ids.iter().map(|id| {
+        let before = pool.stats().moves;
+        pool.release(&[*id]).unwrap();
+        pool.stats().moves - before
+    });
+    let most = moves.max().unwrap();
+    // More than a push into rings with room may make, so the bound is that of the rescue.
+    assert!((5..=64).contains(&most), "{most} moves");
+    assert!(pool.stats().spills > 0);
+}
+
+#[test]
 fn a_key_that_finds_no_slot_leaves_the_block_plain_and_writable() {
     let tuning = Tuning {
         index_slots: Some(2),

@@ -1,10 +1,10 @@
 //! The interleavings and legal memory orders of one race at a time, explored by loom.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test -p looseleaf --release --test loom_pool`. Pools have
-//! one to four blocks and rings of one or two slots, so that each scenario meets its race at once.
-//! The first argument of `check` bounds how often a thread is interrupted where it could have gone
-//! on; the second names all outcomes that must be met, so that a scenario cannot silently miss its
-//! race.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p looseleaf --test loom_pool -- --show-output`; each
+//! scenario prints how many executions it explored. Pools have one to four blocks and rings of one
+//! or two slots, so that each scenario meets its race at once. The first argument of `check` bounds
+//! how often a thread is interrupted where it could have gone on; the second names all outcomes
+//! that must be met, so that a scenario cannot silently miss its race.
 //!
 //! Blocks have a payload in loom's `UnsafeCell`, which fails the model if two accesses are not
 //! ordered by what the pool does: this is what tests the memory orderings (INV-14).
@@ -16,6 +16,7 @@ mod rings;
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -46,10 +47,26 @@ unsafe impl Send for Cache {}
 
 impl Cache {
     fn new(seen: &Seen, num_blocks: u32, free_order: FreeOrder, tuning: Tuning) -> Arc<Self> {
+        Self::with_policy(
+            seen,
+            num_blocks,
+            free_order,
+            tuning,
+            DuplicatePolicy::FirstWins,
+        )
+    }
+
+    fn with_policy(
+        seen: &Seen,
+        num_blocks: u32,
+        free_order: FreeOrder,
+        tuning: Tuning,
+        duplicate_policy: DuplicatePolicy,
+    ) -> Arc<Self> {
         let config = PoolConfig {
             reserve_null_block: false,
             free_order,
-            duplicate_policy: DuplicatePolicy::FirstWins,
+            duplicate_policy,
             key_width: KeyWidth::Bits128,
             tuning,
             num_blocks,
@@ -157,6 +174,7 @@ impl Cache {
             ("moved", stats.moves),
             ("swapped", stats.role_swaps),
             ("spilled", stats.spills),
+            ("looked again", stats.short_passes),
         ];
         rare.iter()
             .filter(|(_, count)| *count > 0)
@@ -200,8 +218,17 @@ fn check(
     model.preemption_bound = Some(preemptions);
     model.max_branches = 20_000;
     let seen = Seen::default();
-    let inside = seen.clone();
-    model.check(move || scenario(&inside));
+    let executions = std::sync::Arc::new(AtomicU64::new(0));
+    let (inside, counter) = (seen.clone(), executions.clone());
+    model.check(move || {
+        counter.fetch_add(1, Relaxed);
+        scenario(&inside);
+    });
+    println!(
+        "loom {}: {} executions with up to {preemptions} preemptions",
+        std::thread::current().name().unwrap_or_default(),
+        executions.load(Relaxed)
+    );
     assert_eq!(*seen.lock().unwrap(), outcomes.iter().copied().collect());
 }
 

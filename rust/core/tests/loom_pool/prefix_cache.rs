@@ -1,7 +1,7 @@
 //! Publishing, finding and forgetting blocks.
 
 use loom::thread;
-use looseleaf::{FreeOrder, Published};
+use looseleaf::{DuplicatePolicy, FreeOrder, Published};
 
 use crate::{Cache, KEY, OTHER, calm, check, race};
 
@@ -83,6 +83,21 @@ fn eviction_against_lookup_of_the_next_tenant() {
                 let id = cache.fill(OTHER, 8);
                 cache.release(&[id]);
             },
+        );
+    });
+}
+
+#[test]
+fn with_two_copies_of_a_key_an_eviction_leaves_one_to_be_hit() {
+    check(3, &["allocated", "hit"], |seen| {
+        let order = FreeOrder::UnhashedFirst;
+        let cache = Cache::with_policy(seen, 2, order, calm(), DuplicatePolicy::KeepAll);
+        let copies = [cache.fill(KEY, 7), cache.fill(KEY, 7)];
+        cache.release(&copies);
+        race(
+            cache,
+            |cache| cache.keep_hit(KEY, 7),
+            Cache::keep_blocks::<1>,
         );
     });
 }

@@ -17,6 +17,27 @@ fn mover_against_allocate() {
 }
 
 #[test]
+fn an_allocation_whose_block_moves_behind_its_back_looks_again() {
+    let outcomes = ["allocated", "hit", "looked again", "miss", "moved"];
+    check(2, &outcomes, |seen| {
+        let tuning = Tuning {
+            young_threshold: Some(1),
+            index_slots: Some(2),
+            ..restless(2, 2)
+        };
+        let cache = Cache::new(seen, 2, FreeOrder::AppendAll, tuning);
+        let [first, second] = [cache.allocate::<1>().unwrap()[0], cache.fill(KEY, 7)];
+        cache.release(&[first]);
+        race(cache, Cache::keep_blocks::<1>, move |cache| {
+            // Moves the first block from where the allocation has yet to look to where it has been,
+            // and leaves nothing in its place.
+            cache.release(&[second]);
+            cache.keep_hit(KEY, 7);
+        });
+    });
+}
+
+#[test]
 fn mover_against_a_push_that_is_not_written_yet() {
     check(2, &["moved"], |seen| {
         let cache = Cache::new(seen, 2, FreeOrder::AppendAll, restless(2, 2));
@@ -31,7 +52,8 @@ fn mover_against_a_push_that_is_not_written_yet() {
 
 #[test]
 fn role_swap_against_scan() {
-    check(2, &["allocated", "moved", "swapped"], |seen| {
+    let outcomes = ["allocated", "looked again", "moved", "swapped"];
+    check(2, &outcomes, |seen| {
         let cache = Cache::new(seen, 2, FreeOrder::AppendAll, restless(1, 1));
         let ids = cache.allocate::<2>().unwrap();
         // Leaves old empty but still to be drained, and young full: the next push swaps.
