@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyTuple};
 
 use crate::errors::pool_error;
+use crate::process::{Home, not_copyable};
 
 /// References to blocks that are given back exactly once.
 ///
@@ -18,6 +19,7 @@ use crate::errors::pool_error;
 pub struct BlockList {
     pool: Arc<BlockPool>,
     ids: Mutex<Vec<BlockId>>,
+    home: Home,
 }
 
 impl BlockList {
@@ -25,6 +27,7 @@ impl BlockList {
         Self {
             pool,
             ids: Mutex::new(ids),
+            home: Home::here(),
         }
     }
 
@@ -62,6 +65,7 @@ impl BlockList {
 
     /// Releases every block, tail first. Calling it again does nothing.
     fn release(&self) -> PyResult<()> {
+        self.home.check("BlockList")?;
         self.pool
             .release_distinct(&self.take_tail_first())
             .map_err(pool_error)
@@ -69,12 +73,14 @@ impl BlockList {
 
     /// Hands the ids and the duty to release them to the caller; the list is empty afterwards.
     #[pyo3(name = "into_ids")]
-    fn hand_over(&self) -> Vec<BlockId> {
-        std::mem::take(&mut *self.lock())
+    fn hand_over(&self) -> PyResult<Vec<BlockId>> {
+        self.home.check("BlockList")?;
+        Ok(std::mem::take(&mut *self.lock()))
     }
 
     /// A second list over the same blocks, each with one more reference.
     fn share(&self) -> PyResult<Self> {
+        self.home.check("BlockList")?;
         let ids = self.lock().clone();
         self.pool.share(&ids).map_err(pool_error)?;
         Ok(Self::new(self.pool.clone(), ids))
@@ -113,6 +119,10 @@ impl BlockList {
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.release()
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_copyable("BlockList"))
     }
 
     fn __repr__(&self) -> String {

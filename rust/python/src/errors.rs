@@ -41,6 +41,16 @@ pub fn concurrent_use() -> PyErr {
     )
 }
 
+pub fn use_after_fork(class: &str) -> PyErr {
+    raise_text(
+        "UseAfterForkError",
+        format!(
+            "this {class} belongs to the process that was forked; its blocks are not this process's: make a new one \
+             after the fork, or start workers with multiprocessing's 'spawn'"
+        ),
+    )
+}
+
 pub fn invariant_error(error: impl ToString) -> PyErr {
     raise_text("InvariantError", error.to_string())
 }

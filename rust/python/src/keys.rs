@@ -6,7 +6,7 @@ use looseleaf::{BlockKey, HashAlgo, KeyWidth};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyIterator, PySlice, PyTuple};
+use pyo3::types::{PyBytes, PyIterator, PySlice, PyTuple, PyType};
 
 use crate::errors::invalid_config;
 use crate::extra_keys::{ExtraKey, spanned};
@@ -113,6 +113,12 @@ impl BlockKeys {
         state.finish()
     }
 
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> Reduced<'py> {
+        let (py, keys) = (slf.py(), slf.get());
+        let bytes = keys.keys.iter().map(|key| key_bytes(py, key, keys.width));
+        (slf.get_type(), (bytes.collect(),))
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "BlockKeys({} of {} bytes)",
@@ -121,6 +127,9 @@ impl BlockKeys {
         )
     }
 }
+
+/// What makes an equal object again, for `pickle` and `copy`.
+type Reduced<'py> = (Bound<'py, PyType>, (Vec<Bound<'py, PyBytes>>,));
 
 #[derive(FromPyObject)]
 enum KeyIndex<'py> {

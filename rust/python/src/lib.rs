@@ -10,6 +10,7 @@ mod extra_keys;
 mod keys;
 mod manager;
 mod pool;
+mod process;
 mod specs;
 mod step_buffers;
 mod step_results;
@@ -17,6 +18,8 @@ mod tokens;
 
 #[pymodule(gil_used = false)]
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    process::check_interpreter(m.py())?;
+    process::watch_forks(m)?;
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_class::<attention::CpuAttention>()?;
     m.add_class::<block_list::BlockList>()?;

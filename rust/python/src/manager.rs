@@ -10,6 +10,7 @@ use crate::errors::{concurrent_use, invariant_error, manager_error, sequence_sta
 use crate::extra_keys::{ExtraKey, spanned};
 use crate::keys::parse_hash_algo;
 use crate::pool::BlockPool;
+use crate::process::{Home, not_copyable};
 use crate::specs::GroupSpec;
 use crate::step_buffers::{Arrays, BoundBuffers};
 use crate::step_results::{FinishedRow, PrefixMatch, RunningOutcome, StepInfo};
@@ -23,6 +24,7 @@ use crate::tokens::{AcceptedIds, SampledIds, TokenIds};
 pub struct KVCacheManager {
     pool: Py<BlockPool>,
     state: Mutex<State>,
+    home: Home,
 }
 
 struct State {
@@ -32,6 +34,7 @@ struct State {
 
 impl KVCacheManager {
     fn enter(&self) -> PyResult<MutexGuard<'_, State>> {
+        self.home.check("KVCacheManager")?;
         self.state.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => concurrent_use(),
             TryLockError::Poisoned(_) => {
@@ -90,7 +93,7 @@ impl KVCacheManager {
             hash_seed,
             max_steps_in_flight,
         };
-        let manager = looseleaf::KVCacheManager::new(pool.get().inner.clone(), config)
+        let manager = looseleaf::KVCacheManager::new(pool.get().pool()?.clone(), config)
             .map_err(manager_error)?;
         Ok(Self {
             pool,
@@ -98,6 +101,7 @@ impl KVCacheManager {
                 manager,
                 buffers: None,
             }),
+            home: Home::here(),
         })
     }
 
@@ -387,6 +391,10 @@ impl KVCacheManager {
     fn check_invariants(&self) -> PyResult<()> {
         let checked = self.enter()?.manager.check_invariants();
         checked.map_err(invariant_error)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_copyable("KVCacheManager"))
     }
 
     fn __repr__(&self) -> PyResult<String> {

@@ -13,14 +13,16 @@ use crate::block_list::BlockList;
 use crate::block_snapshot::BlockSnapshot;
 use crate::errors::{invalid_buffer, invalid_config, invariant_error, out_of_blocks, pool_error};
 use crate::keys::{KeysArg, key_bytes, parse_key};
+use crate::process::{Home, not_copyable};
 use crate::specs::choice;
 use crate::tokens::BlockIds;
 
 /// A fixed set of equal blocks with reference counts and a hashed prefix cache.
 #[pyclass(frozen, module = "looseleaf._core")]
 pub struct BlockPool {
-    pub inner: Arc<looseleaf::BlockPool>,
+    inner: Arc<looseleaf::BlockPool>,
     key_width: KeyWidth,
+    home: Home,
 }
 
 #[pymethods]
@@ -69,23 +71,26 @@ impl BlockPool {
         Ok(Self {
             inner: Arc::new(pool),
             key_width,
+            home: Home::here(),
         })
     }
 
     /// Takes `n` blocks, or raises `OutOfBlocksError` and takes none.
     fn allocate(&self, n: usize) -> PyResult<BlockList> {
         let mut ids = self.room_for(n)?;
-        self.inner.allocate(&mut ids).map_err(out_of_blocks)?;
+        self.pool()?.allocate(&mut ids).map_err(out_of_blocks)?;
         Ok(self.list(ids))
     }
 
     /// Takes `n` blocks, or returns `None` and takes none.
-    fn try_allocate(&self, n: usize) -> Option<BlockList> {
-        let mut ids = self.room_for(n).ok()?;
-        self.inner
-            .allocate(&mut ids)
-            .is_ok()
-            .then(|| self.list(ids))
+    fn try_allocate(&self, n: usize) -> PyResult<Option<BlockList>> {
+        let pool = self.pool()?;
+        if n > pool.num_usable() {
+            return Ok(None);
+        }
+        let mut ids = vec![0; n];
+        let taken = pool.allocate(&mut ids).is_ok();
+        Ok(taken.then(|| self.list(ids)))
     }
 
     /// Fills a writable int32 buffer with new blocks, or raises `OutOfBlocksError` and takes none. The caller
@@ -97,7 +102,7 @@ impl BlockPool {
             ));
         }
         let mut ids = self.room_for(row.item_count())?;
-        self.inner.allocate(&mut ids).map_err(out_of_blocks)?;
+        self.pool()?.allocate(&mut ids).map_err(out_of_blocks)?;
         let ids: Vec<i32> = ids.into_iter().map(u32::cast_signed).collect();
         row.copy_from_slice(py, &ids)
     }
@@ -105,12 +110,12 @@ impl BlockPool {
     /// Gives one reference of each block back, in the order given; blocks that nobody holds any more join
     /// the free queue in that order. Any misuse raises and changes nothing.
     fn release(&self, ids: BlockIds) -> PyResult<()> {
-        self.inner.release(&ids.0).map_err(pool_error)
+        self.pool()?.release(&ids.0).map_err(pool_error)
     }
 
     /// Takes one more reference on each block; all must be held already.
     fn share(&self, ids: BlockIds) -> PyResult<()> {
-        self.inner.share(&ids.0).map_err(pool_error)
+        self.pool()?.share(&ids.0).map_err(pool_error)
     }
 
     /// Makes a held block findable under `key`, once its keys and values are written.
@@ -120,7 +125,7 @@ impl BlockPool {
     fn publish(&self, block_id: BlockId, key: &[u8]) -> PyResult<&'static str> {
         let key = parse_key(key, self.key_width)?;
         Ok(
-            match self.inner.publish(block_id, &key).map_err(pool_error)? {
+            match self.pool()?.publish(block_id, &key).map_err(pool_error)? {
                 Published::Cached => "cached",
                 Published::Duplicate => "duplicate",
                 Published::Full => "full",
@@ -144,20 +149,21 @@ impl BlockPool {
                 )));
             }
             let (blocks, keys) = (&blocks.0[start..keys.len()], &keys[start..]);
-            self.inner.publish_prefix(blocks, keys).map_err(pool_error)
+            self.pool()?.publish_prefix(blocks, keys).map_err(pool_error)
         })?
     }
 
     /// Forgets a block's hash; its references and its place in the queue stay. False if it had none.
     fn retract(&self, block_id: BlockId) -> PyResult<bool> {
-        self.inner.retract(block_id).map_err(pool_error)
+        self.pool()?.retract(block_id).map_err(pool_error)
     }
 
     /// Takes a reference on each block of the longest cached prefix of `keys`.
     fn match_prefix(&self, keys: KeysArg<'_>) -> PyResult<BlockList> {
+        let pool = self.pool()?;
         keys.with(self.key_width, |keys| {
             let mut ids = vec![0; keys.len()];
-            let hits = self.inner.match_prefix(keys, &mut ids);
+            let hits = pool.match_prefix(keys, &mut ids);
             ids.truncate(hits);
             self.list(ids)
         })
@@ -165,7 +171,8 @@ impl BlockPool {
 
     /// How many blocks of `keys`' prefix are cached, and how many of them nobody holds. Changes nothing.
     fn peek_prefix(&self, keys: KeysArg<'_>) -> PyResult<(usize, usize)> {
-        let found = keys.with(self.key_width, |keys| self.inner.peek_prefix(keys))?;
+        let pool = self.pool()?;
+        let found = keys.with(self.key_width, |keys| pool.peek_prefix(keys))?;
         Ok((found.hits, found.free_hits))
     }
 
@@ -177,7 +184,7 @@ impl BlockPool {
         keys.with(self.key_width, |keys| {
             let mut ids = vec![0; keys.len()];
             let hits = self
-                .inner
+                .pool()?
                 .admit(keys, &mut ids, &mut new)
                 .map_err(out_of_blocks)?;
             ids.truncate(hits);
@@ -192,7 +199,7 @@ impl BlockPool {
         let mut ids = self.room_for(num_blocks)?;
         keys.with(self.key_width, |keys| {
             let hits = self
-                .inner
+                .pool()?
                 .admit_table(keys, &mut ids)
                 .map_err(out_of_blocks)?;
             Ok((self.list(ids), hits))
@@ -202,13 +209,13 @@ impl BlockPool {
     /// How many references a block has.
     fn ref_cnt(&self, block_id: BlockId) -> PyResult<u32> {
         self.check_id(block_id)?;
-        Ok(self.inner.ref_cnt(block_id))
+        Ok(self.pool()?.ref_cnt(block_id))
     }
 
     /// Whether the block has one holder and no hash, so that its holder may write to it.
     fn is_writable(&self, block_id: BlockId) -> PyResult<bool> {
         self.check_id(block_id)?;
-        Ok(self.inner.is_writable(block_id))
+        Ok(self.pool()?.is_writable(block_id))
     }
 
     /// The hash under which a block can be found, or `None`.
@@ -219,7 +226,7 @@ impl BlockPool {
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         self.check_id(block_id)?;
         Ok(self
-            .inner
+            .pool()?
             .key_of(block_id)
             .map(|key| key_bytes(py, &key, self.key_width)))
     }
@@ -238,28 +245,29 @@ impl BlockPool {
 
     /// Blocks that an allocation could take now, cached ones included.
     #[getter]
-    fn num_free(&self) -> usize {
-        self.inner.num_free()
+    fn num_free(&self) -> PyResult<usize> {
+        Ok(self.pool()?.num_free())
     }
 
     /// Every block's references and use at this moment. Stops nobody: each block's entry is right by itself.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<BlockSnapshot> {
+        let pool = self.pool()?;
         let views = py.detach(|| {
-            let mut views = Vec::with_capacity(self.inner.num_blocks());
-            self.inner.snapshot(&mut views);
+            let mut views = Vec::with_capacity(pool.num_blocks());
+            pool.snapshot(&mut views);
             views
         });
         BlockSnapshot::new(py, &views)
     }
 
     /// The free queue, front to back; exact while no other thread uses the pool.
-    fn free_order(&self) -> Vec<BlockId> {
-        self.inner.free_order()
+    fn free_order(&self) -> PyResult<Vec<BlockId>> {
+        Ok(self.pool()?.free_order())
     }
 
     /// Counters and gauges by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.inner.stats();
+        let stats = self.pool()?.stats();
         let dict = PyDict::new(py);
         for (name, value) in [
             ("total", stats.total as u64),
@@ -285,12 +293,16 @@ impl BlockPool {
 
     /// Forgets every hash. Raises `BlocksInUseError` while blocks are held.
     fn reset_prefix_cache(&self) -> PyResult<()> {
-        self.inner.reset_prefix_cache().map_err(pool_error)
+        self.pool()?.reset_prefix_cache().map_err(pool_error)
     }
 
     /// Raises `InvariantError` if a conservation law is broken; call it while no other thread uses the pool.
     fn check_invariants(&self) -> PyResult<()> {
-        self.inner.check_invariants().map_err(invariant_error)
+        self.pool()?.check_invariants().map_err(invariant_error)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(not_copyable("BlockPool"))
     }
 
     fn __repr__(&self) -> String {
@@ -303,6 +315,12 @@ impl BlockPool {
 }
 
 impl BlockPool {
+    /// The pool, in the process it was made in.
+    pub fn pool(&self) -> PyResult<&Arc<looseleaf::BlockPool>> {
+        self.home.check("BlockPool")?;
+        Ok(&self.inner)
+    }
+
     /// Ids to fill, refusing first what the pool could never hold: `n` comes from the caller.
     fn room_for(&self, n: usize) -> PyResult<Vec<BlockId>> {
         if n <= self.inner.num_usable() {
