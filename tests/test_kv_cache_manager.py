@@ -25,8 +25,8 @@ def make_manager(
     )
 
 
-def bind(manager, rows=64, tokens=4096):
-    arrays = {
+def bind(manager, rows=64, tokens=4096, **more):
+    arrays = more | {
         "token_ids": np.zeros(tokens, np.int64),
         "positions": np.zeros(tokens, np.int64),
         "slot_mapping": [np.zeros(tokens, np.int64)],
@@ -152,6 +152,41 @@ def test_a_step_fills_the_bound_arrays_in_vllms_form():
     assert arrays["block_tables"][0][:2, :3].tolist() == [[1, 2, 0], [0, 0, 0]]
     assert arrays["slot_mapping"][0][:2].tolist() == [9, -1]
     assert arrays["seq_lens"][:2].tolist() == [6, 0]
+
+
+def test_a_step_is_also_written_in_flashinfers_form():
+    manager = make_manager(block_size=4, rows=4)
+    width = manager.max_blocks_per_seq
+    pages = {
+        "indptr": np.full(5, -9, np.int32),
+        "indices": [np.full(4 * width, -9, np.int32)],
+        "last_page_len": np.full(4, -9, np.int32),
+    }
+    with pytest.raises(errors.InvalidBufferError, match="bind all three or none"):
+        bind(manager, rows=4, indptr=pages["indptr"])
+    bind(manager, rows=4, **pages | {"indices": [np.zeros(4 * width - 1, np.int32)]})
+    manager.admit(manager.open([1]))
+    manager.schedule_running(64, 64)
+    with pytest.raises(errors.InvalidBufferError, match=f"indices.*{4 * width - 1}.*{4 * width}"):
+        manager.prepare()
+    manager = make_manager(block_size=4, rows=4)
+    bind(manager, rows=4, **pages)
+    first, second, third = (manager.open([token] * length) for token, length in ((1, 9), (2, 3), (3, 4)))
+    for handle in (first, second, third):
+        manager.admit(handle)
+    manager.schedule_running(64, 64)
+    step = manager.prepare()
+    # ceil(9 / 4), ceil(3 / 4) and ceil(4 / 4) blocks of four tokens
+    assert pages["indptr"].tolist() == [0, 3, 4, 5, 5]
+    assert pages["indices"][0][:5].tolist() == [1, 2, 3, 4, 5]
+    assert pages["last_page_len"].tolist() == [1, 3, 4, 0]
+    manager.commit_step(step.step, [7, 7, 7])
+    manager.close(second)
+    manager.schedule_running(64, 64)
+    manager.prepare()
+    assert pages["indptr"].tolist() == [0, 3, 3, 5, 5]
+    assert pages["indices"][0][:5].tolist() == [*manager.block_ids(first), *manager.block_ids(third)]
+    assert pages["last_page_len"].tolist() == [2, 0, 1, 0]
 
 
 def test_a_finished_row_says_why():

@@ -434,8 +434,11 @@ class KVCacheManager:
         logits_indices: Buffer,
         sample_rows: Buffer,
         copies: Buffer,
+        indptr: Buffer | None = None,
+        indices: Sequence[Buffer] | None = None,
+        last_page_len: Buffer | None = None,
     ) -> None:
-        """Make these the arrays that ``prepare`` fills.
+        """Make these the arrays that ``prepare`` fills: in vLLM's form, and on demand also in FlashInfer's.
 
         Args:
             token_ids: int64 [max_num_batched_tokens]; −1 where a step in flight samples the token.
@@ -447,6 +450,11 @@ class KVCacheManager:
             logits_indices: int64 [max_num_seqs], last token of each sampling row.
             sample_rows: int32 [max_num_seqs], the sampling rows.
             copies: int32 [max_num_seqs · groups, 2], blocks to copy before any write.
+            indptr: int32 [max_num_seqs + 1], where each row's blocks begin in ``indices``. This array and the next
+                two are FlashInfer's ``paged_kv_…``; they are written whole at every step, so that its cost grows
+                with the context.
+            indices: per group int32 [max_num_seqs · max_blocks_per_seq], the blocks of all rows without gaps.
+            last_page_len: int32 [max_num_seqs], tokens in each row's last block; 0 for rows not in the step.
 
         Raises:
             InvalidBufferError: an array has the wrong dtype, is read-only, not contiguous, or shares memory

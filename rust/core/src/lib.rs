@@ -40,6 +40,7 @@ mod error;
 mod eviction_queue;
 mod eviction_ring;
 mod invariants;
+mod page_list;
 mod pool;
 mod prefix_index;
 mod stats;
@@ -71,6 +72,7 @@ pub use kv_cache_manager::{
 };
 pub use layout::{GroupKind, GroupSpec, KvDtype, LayerSpec};
 pub use manager_error::ManagerError;
+pub use page_list::PageList;
 pub use sequence::{FinishReason, SeqHandle};
 pub use step_buffers::{BufferMarks, BufferSizes, StepBuffers};
 

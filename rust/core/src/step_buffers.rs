@@ -3,6 +3,7 @@
 use crate::block_table::BlockTable;
 use crate::kv_cache_manager::Sequences;
 use crate::manager_error::ManagerError;
+use crate::page_list::PageList;
 use crate::sequence::Sequence;
 use crate::step::{Step, StepRow};
 
@@ -50,6 +51,8 @@ pub struct StepBuffers<'a> {
     pub sample_rows: &'a mut [i32],
     /// Pairs of source and destination block, to be copied before any write. Padding (0, 0).
     pub copies: &'a mut [i32],
+    /// The rows' blocks in another form, for kernels that want it.
+    pub page_list: Option<PageList<'a>>,
     /// What these arrays contain; belongs to them and to one manager.
     pub marks: &'a mut BufferMarks,
 }
@@ -94,27 +97,6 @@ pub(crate) struct BufferLayout {
 impl StepBuffers<'_> {
     /// Refuses arrays of the wrong size.
     pub(crate) fn check(&self, sizes: &BufferSizes) -> Result<(), ManagerError> {
-        let wrong = |buffer, found, required| {
-            Err(ManagerError::BufferSize {
-                buffer,
-                found,
-                required,
-            })
-        };
-        let at_least = |buffer, found, required| {
-            if found >= required {
-                Ok(())
-            } else {
-                wrong(buffer, found, required)
-            }
-        };
-        let exactly = |buffer, found, required| {
-            if found == required {
-                Ok(())
-            } else {
-                wrong(buffer, found, required)
-            }
-        };
         at_least("token_ids", self.token_ids.len(), sizes.tokens)?;
         at_least("positions", self.positions.len(), sizes.tokens)?;
         exactly(
@@ -141,7 +123,10 @@ impl StepBuffers<'_> {
         at_least("cu_seqlens_q", self.cu_seqlens_q.len(), sizes.rows + 1)?;
         at_least("logits_indices", self.logits_indices.len(), sizes.rows)?;
         at_least("sample_rows", self.sample_rows.len(), sizes.rows)?;
-        at_least("copies", self.copies.len(), sizes.copies * 2)
+        at_least("copies", self.copies.len(), sizes.copies * 2)?;
+        self.page_list
+            .as_ref()
+            .map_or(Ok(()), |list| list.check(sizes))
     }
 
     /// Writes the step; the arrays have the right sizes.
@@ -154,12 +139,18 @@ impl StepBuffers<'_> {
     ) -> Result<Extent, ManagerError> {
         self.initialise(&layout.sizes);
         self.clear_vacated(tenancies, &layout.sizes);
+        if let Some(list) = &mut self.page_list {
+            list.begin();
+        }
         let mut extent = Extent::default();
         let mut samples = 0;
         for slot in 0..step.num_slots() {
             self.cu_seqlens_q[slot] = extent.num_tokens as i32;
             let Some(row) = step.row(slot as u32) else {
                 self.seq_lens[slot] = 0;
+                if let Some(list) = &mut self.page_list {
+                    list.push_empty(slot);
+                }
                 continue;
             };
             let sequence = sequences.get(row.handle)?;
@@ -171,7 +162,11 @@ impl StepBuffers<'_> {
                 step,
                 layout.block_size,
             );
-            self.seq_lens[slot] = (row.start + row.len) as i32;
+            let seq_len = row.start + row.len;
+            self.seq_lens[slot] = seq_len as i32;
+            if let Some(list) = &mut self.page_list {
+                list.push(slot, seq_len, layout.block_size, &sequence.table);
+            }
             extent.add(row);
             if row.at_tip {
                 self.logits_indices[samples] = i64::from(extent.num_tokens) - 1;
@@ -184,6 +179,9 @@ impl StepBuffers<'_> {
             pair[1] = copy.destination as i32;
         }
         self.cu_seqlens_q[step.num_slots()..].fill(extent.num_tokens as i32);
+        if let Some(list) = &mut self.page_list {
+            list.pad(step.num_slots());
+        }
         self.pad(Written {
             tokens: extent.num_tokens as usize,
             slots: step.num_slots(),
@@ -287,6 +285,38 @@ impl StepBuffers<'_> {
         pad(self.logits_indices, now.samples, before.samples, 0);
         pad(self.sample_rows, now.samples, before.samples, 0);
         pad(self.copies, 2 * now.copies, 2 * before.copies, 0);
+    }
+}
+
+fn wrong_size(buffer: &'static str, found: usize, required: usize) -> Result<(), ManagerError> {
+    Err(ManagerError::BufferSize {
+        buffer,
+        found,
+        required,
+    })
+}
+
+pub(crate) fn at_least(
+    buffer: &'static str,
+    found: usize,
+    required: usize,
+) -> Result<(), ManagerError> {
+    if found >= required {
+        Ok(())
+    } else {
+        wrong_size(buffer, found, required)
+    }
+}
+
+pub(crate) fn exactly(
+    buffer: &'static str,
+    found: usize,
+    required: usize,
+) -> Result<(), ManagerError> {
+    if found == required {
+        Ok(())
+    } else {
+        wrong_size(buffer, found, required)
     }
 }
 

@@ -76,6 +76,7 @@ fn steps_of_admitted_sequences_allocate_nothing() {
             logits_indices: &mut arrays.logits_indices,
             sample_rows: &mut arrays.sample_rows,
             copies: &mut arrays.copies,
+            page_list: None,
             marks: &mut arrays.marks,
         };
         let mut step = || {

@@ -6,13 +6,15 @@ use looseleaf::{BlockId, FinishReason, ManagerConfig, OpenParams, SeqHandle};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{concurrent_use, invariant_error, manager_error, sequence_state};
+use crate::errors::{
+    concurrent_use, invalid_buffer, invariant_error, manager_error, sequence_state,
+};
 use crate::extra_keys::{ExtraKey, spanned};
 use crate::keys::parse_hash_algo;
 use crate::pool::BlockPool;
 use crate::process::{Home, not_copyable};
 use crate::specs::GroupSpec;
-use crate::step_buffers::{Arrays, BoundBuffers};
+use crate::step_buffers::{Arrays, BoundBuffers, Pages};
 use crate::step_results::{FinishedRow, PrefixMatch, RunningOutcome, StepInfo};
 use crate::tokens::{AcceptedIds, SampledIds, TokenIds};
 
@@ -211,7 +213,7 @@ impl KVCacheManager {
     /// Makes these the arrays that `prepare` fills. They stay bound, and no other thread may use them while a
     /// call of this manager runs.
     #[pyo3(signature = (*, token_ids, positions, slot_mapping, block_tables, seq_lens, cu_seqlens_q, logits_indices,
-        sample_rows, copies))]
+        sample_rows, copies, indptr = None, indices = None, last_page_len = None))]
     #[expect(clippy::too_many_arguments, reason = "one keyword argument per array")]
     fn bind(
         &self,
@@ -224,7 +226,24 @@ impl KVCacheManager {
         logits_indices: Bound<'_, PyAny>,
         sample_rows: Bound<'_, PyAny>,
         copies: Bound<'_, PyAny>,
+        indptr: Option<Bound<'_, PyAny>>,
+        indices: Option<Vec<Bound<'_, PyAny>>>,
+        last_page_len: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
+        let pages = match (indptr, indices, last_page_len) {
+            (None, None, None) => None,
+            (Some(indptr), Some(indices), Some(last_page_len)) => Some(Pages {
+                indptr,
+                indices,
+                last_page_len,
+            }),
+            _ => {
+                return Err(invalid_buffer(
+                    "indptr, indices and last_page_len belong together: bind all three or none"
+                        .into(),
+                ));
+            }
+        };
         let arrays = Arrays {
             token_ids,
             positions,
@@ -235,6 +254,7 @@ impl KVCacheManager {
             logits_indices,
             sample_rows,
             copies,
+            pages,
         };
         let bound = BoundBuffers::new(&arrays)?;
         let former = self.enter()?.buffers.replace(bound);

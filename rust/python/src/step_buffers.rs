@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use looseleaf::{BufferMarks, StepBuffers};
+use looseleaf::{BufferMarks, PageList, StepBuffers};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 
@@ -60,7 +60,15 @@ pub struct BoundBuffers {
     logits_indices: Array<i64>,
     sample_rows: Array<i32>,
     copies: Array<i32>,
+    pages: Option<PageArrays>,
     marks: BufferMarks,
+}
+
+/// The arrays of a page list.
+struct PageArrays {
+    indptr: Array<i32>,
+    indices: Vec<Array<i32>>,
+    last_page_len: Array<i32>,
 }
 
 /// The arrays as Python passes them.
@@ -74,12 +82,31 @@ pub struct Arrays<'py> {
     pub logits_indices: Bound<'py, PyAny>,
     pub sample_rows: Bound<'py, PyAny>,
     pub copies: Bound<'py, PyAny>,
+    pub pages: Option<Pages<'py>>,
+}
+
+/// The arrays of a page list as Python passes them.
+pub struct Pages<'py> {
+    pub indptr: Bound<'py, PyAny>,
+    pub indices: Vec<Bound<'py, PyAny>>,
+    pub last_page_len: Bound<'py, PyAny>,
 }
 
 impl BoundBuffers {
     pub fn new(arrays: &Arrays<'_>) -> PyResult<Self> {
         let int64 = |name, object: &Bound<'_, PyAny>| Array::new(name, "int64", object);
         let int32 = |name, object: &Bound<'_, PyAny>| Array::new(name, "int32", object);
+        let pages = |pages: &Pages<'_>| {
+            Ok::<_, PyErr>(PageArrays {
+                indptr: int32("indptr", &pages.indptr)?,
+                indices: pages
+                    .indices
+                    .iter()
+                    .map(|a| int32("indices", a))
+                    .collect::<PyResult<_>>()?,
+                last_page_len: int32("last_page_len", &pages.last_page_len)?,
+            })
+        };
         let bound = Self {
             token_ids: int64("token_ids", &arrays.token_ids)?,
             positions: int64("positions", &arrays.positions)?,
@@ -98,6 +125,7 @@ impl BoundBuffers {
             logits_indices: int64("logits_indices", &arrays.logits_indices)?,
             sample_rows: int32("sample_rows", &arrays.sample_rows)?,
             copies: int32("copies", &arrays.copies)?,
+            pages: arrays.pages.as_ref().map(pages).transpose()?,
             marks: BufferMarks::default(),
         };
         bound.check_disjoint()?;
@@ -124,6 +152,12 @@ impl BoundBuffers {
                 .iter()
                 .map(|a| ("block_tables", a.address_range())),
         );
+        if let Some(pages) = &self.pages {
+            ranges.push(("indptr", pages.indptr.address_range()));
+            ranges.push(("last_page_len", pages.last_page_len.address_range()));
+            let indices = pages.indices.iter();
+            ranges.extend(indices.map(|a| ("indices", a.address_range())));
+        }
         ranges.sort_by_key(|(_, range)| *range);
         for ((first, (_, end)), (second, (start, _))) in ranges.iter().zip(ranges.iter().skip(1)) {
             if start < end {
@@ -145,6 +179,16 @@ impl BoundBuffers {
                 self.slot_mapping.iter_mut().map(|a| a.as_mut()).collect();
             let mut tables: Vec<&mut [i32]> =
                 self.block_tables.iter_mut().map(|a| a.as_mut()).collect();
+            let (mut indices, mut others) = (vec![], None);
+            if let Some(pages) = &mut self.pages {
+                indices.extend(pages.indices.iter_mut().map(|a| a.as_mut()));
+                others = Some((pages.indptr.as_mut(), pages.last_page_len.as_mut()));
+            }
+            let page_list = others.map(|(indptr, last_page_len)| PageList {
+                indptr,
+                indices: &mut indices,
+                last_page_len,
+            });
             fill(StepBuffers {
                 token_ids: self.token_ids.as_mut(),
                 positions: self.positions.as_mut(),
@@ -155,6 +199,7 @@ impl BoundBuffers {
                 logits_indices: self.logits_indices.as_mut(),
                 sample_rows: self.sample_rows.as_mut(),
                 copies: self.copies.as_mut(),
+                page_list,
                 marks: &mut self.marks,
             })
         }

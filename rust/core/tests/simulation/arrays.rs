@@ -1,6 +1,8 @@
 //! The arrays that steps are prepared into.
 
-use looseleaf::{BufferMarks, BufferSizes, KVCacheManager, ManagerError, StepBuffers, StepInfo};
+use looseleaf::{
+    BufferMarks, BufferSizes, KVCacheManager, ManagerError, PageList, StepBuffers, StepInfo,
+};
 
 /// One set of step buffers, with its marks.
 #[derive(Debug)]
@@ -14,6 +16,9 @@ pub struct Arrays {
     pub logits_indices: Vec<i64>,
     pub sample_rows: Vec<i32>,
     pub copies: Vec<i32>,
+    pub indptr: Vec<i32>,
+    pub indices: Vec<Vec<i32>>,
+    pub last_page_len: Vec<i32>,
     pub marks: BufferMarks,
     pub sizes: BufferSizes,
 }
@@ -27,12 +32,15 @@ impl Arrays {
             token_ids: vec![rubbish; sizes.tokens],
             positions: vec![rubbish; sizes.tokens],
             slot_mapping: vec![vec![rubbish; sizes.tokens]; sizes.groups],
-            block_tables: vec![table; sizes.groups],
+            block_tables: vec![table.clone(); sizes.groups],
             seq_lens: vec![rubbish as i32; sizes.rows],
             cu_seqlens_q: vec![rubbish as i32; sizes.rows + 1],
             logits_indices: vec![rubbish; sizes.rows],
             sample_rows: vec![rubbish as i32; sizes.rows],
             copies: vec![rubbish as i32; sizes.copies * 2],
+            indptr: vec![rubbish as i32; sizes.rows + 1],
+            indices: vec![table; sizes.groups],
+            last_page_len: vec![rubbish as i32; sizes.rows],
             marks: BufferMarks::default(),
             sizes,
         }
@@ -49,6 +57,7 @@ impl Arrays {
             .iter_mut()
             .map(Vec::as_mut_slice)
             .collect();
+        let mut indices: Vec<&mut [i32]> = self.indices.iter_mut().map(Vec::as_mut_slice).collect();
         manager.prepare(&mut StepBuffers {
             token_ids: &mut self.token_ids,
             positions: &mut self.positions,
@@ -59,6 +68,11 @@ impl Arrays {
             logits_indices: &mut self.logits_indices,
             sample_rows: &mut self.sample_rows,
             copies: &mut self.copies,
+            page_list: Some(PageList {
+                indptr: &mut self.indptr,
+                indices: &mut indices,
+                last_page_len: &mut self.last_page_len,
+            }),
             marks: &mut self.marks,
         })
     }
@@ -66,6 +80,23 @@ impl Arrays {
     /// One row of a block table.
     pub fn table(&self, group: usize, row: usize) -> &[i32] {
         &self.block_tables[group][row * self.sizes.blocks_per_row..][..self.sizes.blocks_per_row]
+    }
+
+    /// Checks that the page list says what tables and lengths say.
+    pub fn assert_pages_equal_tables(&self, block_size: u32) {
+        let mut at = 0;
+        for (row, &len) in self.seq_lens.iter().enumerate() {
+            assert_eq!(self.indptr[row] as usize, at, "{self:?}");
+            let pages = (len as u32).div_ceil(block_size) as usize;
+            for (group, indices) in self.indices.iter().enumerate() {
+                let listed = &indices[at..at + pages];
+                assert_eq!(listed, &self.table(group, row)[..pages], "{self:?}");
+            }
+            at += pages;
+            let before_last = pages.saturating_sub(1) as i32 * block_size as i32;
+            assert_eq!(self.last_page_len[row], len - before_last, "{self:?}");
+        }
+        assert_eq!(self.indptr[self.sizes.rows] as usize, at, "{self:?}");
     }
 
     /// Checks that everything a step does not use is padding.

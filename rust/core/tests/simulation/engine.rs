@@ -152,6 +152,8 @@ impl Engine {
         self.arrays.reverse();
         let info = self.arrays[0].prepare(&mut self.manager)?;
         self.arrays[0].assert_padded(&info);
+        let block_size = self.manager.block_size();
+        self.arrays[0].assert_pages_equal_tables(block_size);
         self.launch(Launch::read_arrays(&self.arrays[0], &info, &self.context()));
         Ok(info)
     }
