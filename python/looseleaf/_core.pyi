@@ -412,11 +412,32 @@ class KVCacheManager:
         *,
         cache_salt: str | None = None,
         extra_keys: Sequence[ExtraKey] = ...,
+        skip_reading_prefix_cache: bool = False,
         max_tokens: int | None = None,
         min_tokens: int = 0,
         eos_token_ids: _TokenIds | None = None,
         stop_token_ids: _TokenIds | None = None,
-    ) -> int: ...
+    ) -> int:
+        """Open a sequence; it holds no blocks before ``admit``.
+
+        Args:
+            token_ids: the prompt, at least one token.
+            cache_salt: sequences share cached blocks only within one salt; empty is none.
+            extra_keys: what else its keys and values depend on.
+            skip_reading_prefix_cache: compute every token, for callers that want the model's output at each.
+                The blocks are cached for others as ever.
+            max_tokens: most tokens to generate; as many as fit if not given.
+            min_tokens: tokens to generate before an end-of-sequence or stop token counts.
+            eos_token_ids, stop_token_ids: tokens that end the sequence.
+
+        Returns:
+            The sequence's handle.
+
+        Raises:
+            RequestError: the prompt is empty, ``max_tokens`` is 0 or a token id is out of range.
+            NeverFitsError: the prompt is larger than the pool or leaves no room below ``max_model_len``.
+        """
+
     def match_prefix(self, handle: int) -> PrefixMatch: ...
     def admit(self, handle: int, external_tokens: int = 0) -> int: ...
     def append(self, handle: int, k: int, draft_tokens: _TokenIds | None = None) -> None: ...
@@ -450,9 +471,9 @@ class KVCacheManager:
             logits_indices: int64 [max_num_seqs], last token of each sampling row.
             sample_rows: int32 [max_num_seqs], the sampling rows.
             copies: int32 [max_num_seqs · groups, 2], blocks to copy before any write.
-            indptr: int32 [max_num_seqs + 1], where each row's blocks begin in ``indices``. This array and the next
-                two are FlashInfer's ``paged_kv_…``; they are written whole at every step, so that its cost grows
-                with the context.
+            indptr: int32 [max_num_seqs + 1], where each row's blocks begin in ``indices``. This array and the
+                next two are FlashInfer's ``paged_kv_…``; they are written whole at every step, so that its cost
+                grows with the context.
             indices: per group int32 [max_num_seqs · max_blocks_per_seq], the blocks of all rows without gaps.
             last_page_len: int32 [max_num_seqs], tokens in each row's last block; 0 for rows not in the step.
 

@@ -157,3 +157,22 @@ def test_each_draft_has_the_slot_of_its_own_block_when_blocks_are_scattered(num_
     scatter.release()
     assert server.finish(handle) == text[5:17]
     server.assert_empty()
+
+
+def test_a_request_that_wants_output_at_every_token_reads_no_cache_and_fills_it():
+    """B8, vllm#8268: prompt log-probabilities came up short by what was cached."""
+    server = MadeUpServer(16)
+    prompt = list(range(9))
+    server.answer(prompt)
+    handle = server.manager.open(prompt, max_tokens=1, skip_reading_prefix_cache=True)
+    assert server.manager.match_prefix(handle).num_cached_tokens == 0
+    assert server.manager.admit(handle) == 0
+    assert server.finish(handle) == text_after(prompt, 1)
+    other = list(range(20, 29))
+    handle = server.manager.open(other, max_tokens=1, skip_reading_prefix_cache=True)
+    server.manager.admit(handle)
+    server.finish(handle)
+    handle = server.start(other)
+    assert server.manager.num_cached_tokens(handle) == 8
+    server.finish(handle)
+    server.assert_empty()

@@ -96,3 +96,20 @@ def test_a_preemption_is_counted_at_once_even_if_its_victim_never_comes_back():
     server.manager.close(handle)
     assert server.manager.stats()["preemptions"] == 1
     server.assert_empty()
+
+
+def test_a_shared_beginning_of_less_than_a_block_is_counted_as_too_short():
+    """G6, vllm#53749 and #47430: caching was on, nothing ever hit, and nothing told why."""
+    server = MadeUpServer(64, 64, longest=256)
+    shared = list(range(40))
+    for number in range(3):
+        server.answer([*shared, *[100 + number] * 60])
+    stats = server.manager.stats()
+    assert (stats["prefix_hits"], stats["min_cacheable_tokens"], stats["short_prefixes"]) == (0, 65, 2)
+    server.answer(shared)
+    assert server.manager.stats()["short_prompts"] == 1
+    # What hits, begins otherwise or belongs to another tenant is not too short.
+    server.answer([*shared, *[100] * 60])
+    server.answer([7] * 100)
+    server.answer([*shared, *[100] * 60], salt="another")
+    assert server.manager.stats()["short_prefixes"] == 2

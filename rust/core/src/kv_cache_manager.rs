@@ -5,6 +5,7 @@ mod audit;
 mod commit;
 mod config;
 mod leave;
+mod near_misses;
 mod prepare;
 mod reshape;
 mod returns;
@@ -31,6 +32,8 @@ pub use config::{ManagerConfig, OpenParams};
 pub use prepare::StepInfo;
 pub use schedule::{Blocked, RunningOutcome};
 
+pub(crate) use near_misses::Beginning;
+use near_misses::Beginnings;
 use returns::Returns;
 use row_slots::RowSlots;
 pub(crate) use sequences::Sequences;
@@ -123,6 +126,7 @@ pub struct KVCacheManager {
     /// pool learns of a block when it *is* filled.
     announced: HashMap<BlockKey, Announced, BuildHasherDefault<KeyFold>>,
     returns: Returns,
+    beginnings: Beginnings,
     stats: ManagerStats,
     scratch: Scratch,
 }
@@ -157,6 +161,7 @@ impl KVCacheManager {
             steps: Steps::new(shape, config.max_steps_in_flight),
             announced: HashMap::with_capacity_and_hasher(announcements, Default::default()),
             returns: Returns::new(Arc::clone(&pool)),
+            beginnings: Beginnings::default(),
             stats: ManagerStats::default(),
             scratch: Scratch::default(),
             pool,

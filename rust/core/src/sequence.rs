@@ -2,6 +2,7 @@
 
 use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
+use crate::kv_cache_manager::Beginning;
 
 /// Names one open sequence of one manager.
 ///
@@ -77,6 +78,10 @@ pub(crate) struct Sequence {
     pub(crate) settled: u32,
     /// Tokens found in the cache at the first admission.
     pub(crate) cached: Option<u32>,
+    /// Whether admissions look for cached blocks.
+    pub(crate) reads_cache: bool,
+    /// Set until the first admission has compared it with others.
+    pub(crate) beginning: Option<Beginning>,
     pub(crate) preemptions: u32,
     pub(crate) finished: Option<FinishReason>,
 }
@@ -101,6 +106,8 @@ impl Sequence {
             uncertain: false,
             settled: 0,
             cached: None,
+            reads_cache: true,
+            beginning: None,
             preemptions: 0,
             finished: None,
         }
@@ -121,6 +128,8 @@ impl Sequence {
             uncertain: false,
             settled: self.settled,
             cached: self.cached,
+            reads_cache: self.reads_cache,
+            beginning: None,
             preemptions: 0,
             finished: self.finished,
         }

@@ -138,8 +138,8 @@ impl KVCacheManager {
     }
 
     /// Opens a sequence; it holds no blocks before `admit`.
-    #[pyo3(signature = (token_ids, *, cache_salt = None, extra_keys = Vec::new(), max_tokens = None, min_tokens = 0,
-        eos_token_ids = None, stop_token_ids = None))]
+    #[pyo3(signature = (token_ids, *, cache_salt = None, extra_keys = Vec::new(), skip_reading_prefix_cache = false,
+        max_tokens = None, min_tokens = 0, eos_token_ids = None, stop_token_ids = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
     fn open(
         &self,
@@ -147,6 +147,7 @@ impl KVCacheManager {
         token_ids: TokenIds,
         cache_salt: Option<&str>,
         extra_keys: Vec<ExtraKey>,
+        skip_reading_prefix_cache: bool,
         max_tokens: Option<u32>,
         min_tokens: u32,
         eos_token_ids: Option<TokenIds>,
@@ -159,6 +160,7 @@ impl KVCacheManager {
             tokens: &token_ids.0,
             salt: cache_salt,
             extra_keys: &extra_keys,
+            skip_reading_prefix_cache,
             max_tokens: max_tokens.unwrap_or(u32::MAX),
             min_tokens,
             eos_token_ids: &eos,
@@ -397,8 +399,12 @@ impl KVCacheManager {
             ("deferred_frees", stats.deferred_frees as u64),
             ("prefix_queries", stats.prefix_queries),
             ("prefix_hits", stats.prefix_hits),
+            ("min_cacheable_tokens", stats.min_cacheable_tokens.into()),
+            ("short_prompts", stats.short_prompts),
+            ("short_prefixes", stats.short_prefixes),
             ("preempted_queries", stats.preempted_queries),
             ("preempted_hits", stats.preempted_hits),
+            ("lost_hits", stats.lost_hits),
             ("preemptions", stats.preemptions),
             ("block_copies", stats.block_copies),
         ] {

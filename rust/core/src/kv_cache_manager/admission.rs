@@ -1,6 +1,6 @@
 //! Opening sequences and admitting them: prefix hits, and blocks for the rest.
 
-use super::{Announced, KVCacheManager, OpenParams, Scratch};
+use super::{Announced, Beginning, KVCacheManager, OpenParams, Scratch};
 use crate::block_state::BlockState;
 use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
@@ -77,6 +77,11 @@ impl KVCacheManager {
         let chain = HashChain::new(params.salt, params.extra_keys);
         let table = BlockTable::new(self.num_groups());
         let mut sequence = Sequence::new(params.tokens.to_vec(), stop, chain, table);
+        sequence.reads_cache = !params.skip_reading_prefix_cache;
+        if self.hasher.is_some() && sequence.reads_cache {
+            sequence.beginning = Beginning::of(params.tokens, params.salt, self.block_size);
+            self.stats.short_prompts += u64::from(sequence.beginning.is_none());
+        }
         sequence.reserve(self.block_size);
         self.hash_known(&mut sequence);
         Ok(self.sequences.insert(sequence))
@@ -157,6 +162,10 @@ impl KVCacheManager {
         sequence.scheduled = ready;
         sequence.settled = hits;
         sequence.cached.get_or_insert(ready);
+        if let Some(beginning) = sequence.beginning.take() {
+            let near_miss = self.beginnings.is_near_miss(beginning);
+            self.stats.short_prefixes += u64::from(near_miss && hits == 0);
+        }
         self.stats.count_lookup(sequence, hit_tokens);
         Ok(ready)
     }
@@ -267,8 +276,8 @@ impl KVCacheManager {
     /// Keys of the blocks that a look-up may take: full ones, and never the last token's.
     fn candidates<'a>(&self, sequence: &'a Sequence) -> &'a [BlockKey] {
         let most = match self.hasher {
-            Some(_) => (sequence.len() - 1) / self.block_size,
-            None => 0,
+            Some(_) if sequence.reads_cache => (sequence.len() - 1) / self.block_size,
+            _ => 0,
         };
         let keys = sequence.chain.keys();
         &keys[..keys.len().min(most as usize)]

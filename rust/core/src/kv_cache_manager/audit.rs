@@ -25,6 +25,13 @@ pub struct ManagerStats {
     pub prefix_queries: u64,
     /// Of those, tokens found in cached blocks.
     pub prefix_hits: u64,
+    /// The shortest prompt that can hit: a whole block, and a token to compute.
+    pub min_cacheable_tokens: u32,
+    /// Prompts opened that were shorter than that.
+    pub short_prompts: u64,
+    /// First admissions without a hit whose prompt began like a recent one, but for less than a
+    /// block.
+    pub short_prefixes: u64,
     /// Tokens of the sequences admitted again after a preemption.
     pub preempted_queries: u64,
     /// Of those, tokens found in cached blocks.
@@ -67,6 +74,7 @@ impl KVCacheManager {
             steps_in_flight: self.steps.in_flight().len(),
             announced_blocks: self.announced.len(),
             deferred_frees: self.steps.all().map(|step| step.frees.ids().len()).sum(),
+            min_cacheable_tokens: self.block_size + 1,
             ..self.stats
         }
     }

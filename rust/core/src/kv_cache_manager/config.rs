@@ -90,6 +90,9 @@ pub struct OpenParams<'a> {
     pub salt: Option<&'a str>,
     /// What else keys and values depend on: adapters, media, embeddings.
     pub extra_keys: &'a [SpannedKey],
+    /// Compute every token, for callers that want the model's output at each; the blocks are cached
+    /// for others as ever.
+    pub skip_reading_prefix_cache: bool,
     /// Most tokens to generate, at least 1.
     pub max_tokens: u32,
     /// Tokens to generate before an end-of-sequence or stop token counts.

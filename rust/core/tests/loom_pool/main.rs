@@ -152,6 +152,24 @@ impl Cache {
         self.kept.lock().unwrap().push(id);
     }
 
+    /// Takes a table of two blocks, of which the first may be the one under `key`, which must then
+    /// hold `value`, and keeps it until the race is over.
+    fn keep_table(&self, key: BlockKey, value: u64) {
+        let mut table = [0; 2];
+        let Ok(hits) = self.pool.admit_table(&[key], &mut table) else {
+            return self.saw("none free");
+        };
+        assert!(table[0] != table[1]);
+        if hits == 1 {
+            self.saw("hit");
+            assert_eq!(self.read(table[0]), value);
+        } else {
+            self.saw("replaced");
+        }
+        table[hits..].iter().for_each(|id| self.write(*id, 0));
+        self.kept.lock().unwrap().extend(table);
+    }
+
     fn release(&self, ids: &[BlockId]) {
         self.pool.release(ids).unwrap();
     }

@@ -135,3 +135,51 @@ fn of_two_publishers_of_a_block_one_wins() {
         cache.settled();
     });
 }
+
+/// A whole table, in which a hit that goes away is replaced by a new block, or nothing.
+#[test]
+fn table_admission_against_retraction() {
+    check(3, &["hit", "replaced"], |seen| {
+        let cache = Cache::new(seen, 2, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        cache.release(&[id]);
+        race(
+            cache,
+            |cache| cache.keep_table(KEY, 7),
+            move |cache| _ = cache.pool.retract(id).unwrap(),
+        );
+    });
+}
+
+#[test]
+fn table_admission_against_a_holder_of_the_hit_that_rewrites_it() {
+    check(2, &["hit", "none free", "replaced", "rewritten"], |seen| {
+        let cache = Cache::new(seen, 2, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        race(
+            cache,
+            |cache| cache.keep_table(KEY, 7),
+            move |cache| {
+                if cache.pool.retract(id).unwrap() && cache.pool.is_writable(id) {
+                    cache.saw("rewritten");
+                    cache.write(id, 8);
+                }
+                cache.release(&[id]);
+            },
+        );
+    });
+}
+
+#[test]
+fn table_admission_against_allocation() {
+    check(3, &["allocated", "hit", "none free", "replaced"], |seen| {
+        let cache = Cache::new(seen, 3, FreeOrder::UnhashedFirst, calm());
+        let id = cache.fill(KEY, 7);
+        cache.release(&[id]);
+        race(
+            cache,
+            |cache| cache.keep_table(KEY, 7),
+            |cache| cache.use_blocks::<3>(),
+        );
+    });
+}
