@@ -52,7 +52,7 @@ impl Cache {
             duplicate_policy: DuplicatePolicy::FirstWins,
             key_width: KeyWidth::Bits128,
             tuning,
-            num_blocks,
+            ..PoolConfig::new(num_blocks)
         };
         Arc::new(Self {
             seen: seen.clone(),
