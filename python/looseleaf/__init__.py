@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from looseleaf._core import (
+        AllBlocksCleared,
         BlockHasher,
         BlockKeys,
         BlockList,
         BlockPool,
+        BlockRemoved,
+        BlockStored,
         GroupSpec,
         KVCacheManager,
         LayerSpec,
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
     from looseleaf.engine.sampling_params import SamplingParams
 
 _HOME = {
+    "AllBlocksCleared": "looseleaf._core",
     "BlockHasher": "looseleaf._core",
     "BlockKeys": "looseleaf._core",
     "BlockList": "looseleaf._core",
     "BlockPool": "looseleaf._core",
+    "BlockRemoved": "looseleaf._core",
+    "BlockStored": "looseleaf._core",
     "GroupSpec": "looseleaf._core",
     "KVCacheManager": "looseleaf._core",
     "LayerSpec": "looseleaf._core",
@@ -41,11 +47,14 @@ _HOME = {
 
 __all__ = [
     "LLM",
+    "AllBlocksCleared",
     "BlockHasher",
     "BlockKeys",
     "BlockList",
     "BlockManager",
     "BlockPool",
+    "BlockRemoved",
+    "BlockStored",
     "CompletionOutput",
     "GroupSpec",
     "KVCacheManager",

@@ -111,7 +111,7 @@ class InvalidTokensError(ManagerError, ValueError):
 
 
 class ConcurrentUseError(ManagerError, RuntimeError):
-    """A manager was entered from a second thread; a manager has one user at a time and never waits."""
+    """A manager, or the events of a pool, was entered from a second thread: one user at a time, and none waits."""
 
 
 class InvalidBufferError(LooseleafError, ValueError):

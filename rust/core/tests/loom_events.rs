@@ -88,6 +88,7 @@ impl<'p> Listener<'p> {
         for event in events {
             let outcome = match event {
                 Event::Stored { key, .. } => {
+                    assert!([KEY, OTHER].contains(&key), "a mix of two keys");
                     assert!(self.resident.insert(key), "stored twice");
                     "stored"
                 }
@@ -238,6 +239,27 @@ fn eviction_and_the_next_tenant_against_a_reader_that_starts_over() {
             publish(&other, id, KEY);
         });
         listener.drain();
+        listener.drain();
+        thread.join().unwrap();
+        listener.settled(&pool);
+    });
+}
+
+/// A block gets its next hash while the reader, which must start over, reads the one before.
+#[test]
+fn a_hash_that_is_replaced_while_it_is_read() {
+    check(2, &["resync", "stored"], |seen| {
+        let pool = pool(1, 1);
+        let [id] = allocate(&pool);
+        publish(&pool, id, OTHER);
+        pool.retract(id).unwrap();
+        publish(&pool, id, KEY);
+        let mut listener = Listener::new(seen, &pool);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.retract(id).unwrap();
+            publish(&other, id, OTHER);
+        });
         listener.drain();
         thread.join().unwrap();
         listener.settled(&pool);

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 mod attention;
 mod block_list;
 mod errors;
+mod events;
 mod keys;
 mod manager;
 mod pool;
@@ -19,6 +20,9 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<attention::CpuAttention>()?;
     m.add_class::<block_list::BlockList>()?;
     m.add_class::<pool::BlockPool>()?;
+    m.add_class::<events::BlockStored>()?;
+    m.add_class::<events::BlockRemoved>()?;
+    m.add_class::<events::AllBlocksCleared>()?;
     m.add_class::<keys::BlockHasher>()?;
     m.add_class::<keys::BlockKeys>()?;
     m.add_class::<specs::LayerSpec>()?;
