@@ -12,7 +12,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 class EventConsumer:
     """A set of hashes per KV-cache group that refuses events which make no sense for a set.
 
-    A block whose parent was never announced is dropped, and its hash kept in ``orphans``.
+    ``orphans`` are blocks that came before their parent was ever announced.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,6 @@ class EventConsumer:
             parent = event.parent_block_hash
             if parent is not None and (parent, event.group_idx) not in self.announced:
                 self.orphans.add(block)
-                continue
             self.announced.add(block)
             self.resident.add(block)
 

@@ -87,8 +87,8 @@ class BlockHasher:
 class BlockStored:
     """A hash became resident: from now on it can be hit.
 
-    ``parent_block_hash`` is that of the block before it in the sequence, ``None`` for the first block or if the
-    publisher did not say. ``token_ids`` is empty if the publisher did not say or the pool leaves tokens out.
+    ``parent_block_hash`` is that of the block before it in the sequence, ``None`` for the first block or if
+    the publisher did not say. ``token_ids`` is empty if it did not say or the pool leaves tokens out.
     """
 
     @property
@@ -111,7 +111,7 @@ class BlockRemoved:
 
 @final
 class AllBlocksCleared:
-    """No hash is resident but those stored from here on; ``resync`` says that events before it are missing."""
+    """No hash is resident but those stored from here on; ``resync`` says that earlier events are missing."""
 
     @property
     def resync(self) -> bool: ...
@@ -126,8 +126,8 @@ class BlockPool:
         free_order: ``"unhashed_first"`` is vLLM's order, ``"append_all"`` a plain queue.
         duplicate_policy: ``"first_wins"`` caches one block per hash, ``"keep_all"`` every copy, as vLLM does.
         key_bits: width of the block hashes, 128 or 256.
-        event_capacity: events that can wait for ``drain_events``; 0 for none. If more happen between two calls,
-            the second one starts over: ``AllBlocksCleared``, then a ``BlockStored`` for each resident hash.
+        event_capacity: events that can wait for ``drain_events``; 0 for none. If more happen between two
+            calls, the second starts over: ``AllBlocksCleared``, then a ``BlockStored`` per resident hash.
         event_tokens: tokens of a block that its event carries, which is the block size; 0 to leave them out.
 
     Raises:
@@ -172,8 +172,8 @@ class BlockPool:
     def drain_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         """What has changed in the set of cached hashes since the last call.
 
-        Replaying all events gives the hashes that are resident. A hash that several blocks hold is stored with
-        the first and removed with the last. No block is stored before a parent stored in the same call.
+        Replaying all events gives the hashes that are resident. A hash that several blocks hold is stored
+        with the first and removed with the last. No block comes before a parent that comes in the same call.
 
         Raises:
             ConcurrentUseError: another thread is in this call; none waits.

@@ -111,7 +111,7 @@ class InvalidTokensError(ManagerError, ValueError):
 
 
 class ConcurrentUseError(ManagerError, RuntimeError):
-    """A manager, or the events of a pool, was entered from a second thread: one user at a time, and none waits."""
+    """A second thread entered a manager, or a pool's events: each has one user at a time and never waits."""
 
 
 class InvalidBufferError(LooseleafError, ValueError):

@@ -269,7 +269,7 @@ impl BlockPool {
         self.inner.reset_prefix_cache().map_err(pool_error)
     }
 
-    /// What has changed in the set of cached hashes since the last call, oldest first: `BlockStored`,
+    /// What has changed in the set of cached hashes since the last call: `BlockStored`,
     /// `BlockRemoved` and `AllBlocksCleared`. Raises `ConcurrentUseError` if another thread is in this call.
     fn drain_events(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         let events = self.events.as_ref();

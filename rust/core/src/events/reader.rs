@@ -34,7 +34,7 @@ use crate::{BlockId, BlockKey, BlockPool, PoolError};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It takes memory of its own, about 100 bytes per block.
+/// It takes memory of its own: 56 bytes per block, and about 100 per hash that is resident.
 #[derive(Debug)]
 pub struct EventReader<P: Deref<Target = BlockPool>> {
     pool: P,
