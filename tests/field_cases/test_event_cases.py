@@ -73,7 +73,7 @@ def test_a_consumer_that_drops_orphans_loses_nothing(policy, seed):
 
 
 def test_a_block_that_a_later_row_of_the_same_step_fills_is_told_before_the_one_behind_it():
-    """G4: a sequence admitted onto a block that the step fills can have the lower row and be published first."""
+    """G4: a sequence admitted onto a block that the step fills may have the lower row and publish first."""
     server = MadeUpServer(16, pool_options=EVENTS)
     manager = server.manager
     leaving, owner = server.start([9]), server.start([1, 1, 1, 1, 1])
