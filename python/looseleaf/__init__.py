@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from looseleaf._core import (
+        AllBlocksCleared,
         BlockHasher,
         BlockKeys,
         BlockList,
         BlockPool,
+        BlockRemoved,
         BlockSnapshot,
+        BlockStored,
         ExtraKey,
         GroupSpec,
         KVCacheManager,
@@ -27,11 +30,14 @@ if TYPE_CHECKING:
     from looseleaf.engine.sampling_params import SamplingParams
 
 _HOME = {
+    "AllBlocksCleared": "looseleaf._core",
     "BlockHasher": "looseleaf._core",
     "BlockKeys": "looseleaf._core",
     "BlockList": "looseleaf._core",
     "BlockPool": "looseleaf._core",
+    "BlockRemoved": "looseleaf._core",
     "BlockSnapshot": "looseleaf._core",
+    "BlockStored": "looseleaf._core",
     "ExtraKey": "looseleaf._core",
     "GroupSpec": "looseleaf._core",
     "KVCacheManager": "looseleaf._core",
@@ -45,12 +51,15 @@ _HOME = {
 
 __all__ = [
     "LLM",
+    "AllBlocksCleared",
     "BlockHasher",
     "BlockKeys",
     "BlockList",
     "BlockManager",
     "BlockPool",
+    "BlockRemoved",
     "BlockSnapshot",
+    "BlockStored",
     "CompletionOutput",
     "ExtraKey",
     "GroupSpec",

@@ -7,11 +7,14 @@ from typing import ClassVar, Literal, Self, SupportsIndex, final, overload
 from typing_extensions import Buffer
 
 __all__ = [
+    "AllBlocksCleared",
     "BlockHasher",
     "BlockKeys",
     "BlockList",
     "BlockPool",
+    "BlockRemoved",
     "BlockSnapshot",
+    "BlockStored",
     "CpuAttention",
     "ExtraKey",
     "FinishedRow",
@@ -149,6 +152,39 @@ class BlockHasher:
         """
 
 @final
+class BlockStored:
+    """A hash became resident: from now on it can be hit.
+
+    ``parent_block_hash`` is that of the block before it in the sequence, ``None`` for the first block or if
+    the publisher did not say. ``token_ids`` is empty if it did not say or the pool leaves tokens out.
+    """
+
+    @property
+    def block_hash(self) -> bytes: ...
+    @property
+    def parent_block_hash(self) -> bytes | None: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def group_idx(self) -> int: ...
+
+@final
+class BlockRemoved:
+    """The last block with that hash lost it."""
+
+    @property
+    def block_hash(self) -> bytes: ...
+    @property
+    def group_idx(self) -> int: ...
+
+@final
+class AllBlocksCleared:
+    """No hash is resident but those stored from here on; ``resync`` says that earlier events are missing."""
+
+    @property
+    def resync(self) -> bool: ...
+
+@final
 class BlockPool:
     """A fixed set of equal blocks with reference counts and a hashed prefix cache; safe from many threads.
 
@@ -158,6 +194,9 @@ class BlockPool:
         free_order: ``"unhashed_first"`` is vLLM's order, ``"append_all"`` a plain queue.
         duplicate_policy: ``"first_wins"`` caches one block per hash, ``"keep_all"`` every copy, as vLLM does.
         key_bits: width of the block hashes, 128 or 256.
+        event_capacity: events that can wait for ``drain_events``; 0 for none. If more happen between two
+            calls, the second starts over: ``AllBlocksCleared``, then a ``BlockStored`` per resident hash.
+        event_tokens: tokens of a block that its event carries, which is the block size; 0 to leave them out.
 
     Raises:
         InvalidConfigError: a value is not allowed.
@@ -171,13 +210,17 @@ class BlockPool:
         free_order: Literal["unhashed_first", "append_all"] = "unhashed_first",
         duplicate_policy: Literal["first_wins", "keep_all"] = "first_wins",
         key_bits: Literal[128, 256] = 256,
+        event_capacity: int = 0,
+        event_tokens: int = 0,
     ) -> Self: ...
     def allocate(self, n: int) -> BlockList: ...
     def try_allocate(self, n: int) -> BlockList | None: ...
     def allocate_into(self, row: Buffer) -> None: ...
     def release(self, ids: _BlockIds) -> None: ...
     def share(self, ids: _BlockIds) -> None: ...
-    def publish(self, block_id: int, key: bytes) -> Literal["cached", "duplicate", "full"]: ...
+    def publish(
+        self, block_id: int, key: bytes, *, parent: bytes | None = None, token_ids: _TokenIds | None = None
+    ) -> Literal["cached", "duplicate", "full"]: ...
     def publish_prefix(self, blocks: _BlockIds, keys: _Keys, start: int = 0) -> int:
         """Publish ``blocks[start:]`` under ``keys[start:]``, once their keys and values are written.
 
@@ -218,6 +261,17 @@ class BlockPool:
     def free_order(self) -> list[int]: ...
     def stats(self) -> dict[str, int]: ...
     def reset_prefix_cache(self) -> None: ...
+    def drain_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+        """What has changed in the set of cached hashes since the last call.
+
+        Replaying all events gives the hashes that are resident. A hash that several blocks hold is stored
+        with the first and removed with the last. No block comes before a parent that comes in the same call.
+
+        Raises:
+            ConcurrentUseError: another thread is in this call; none waits.
+            InvalidConfigError: the pool was built with ``event_capacity`` 0.
+        """
+
     def check_invariants(self) -> None: ...
 
 @final
@@ -472,8 +526,8 @@ class KVCacheManager:
             sample_rows: int32 [max_num_seqs], the sampling rows.
             copies: int32 [max_num_seqs · groups, 2], blocks to copy before any write.
             indptr: int32 [max_num_seqs + 1], where each row's blocks begin in ``indices``. This array and the
-                next two are FlashInfer's ``paged_kv_…``; they are written whole at every step, so that its cost
-                grows with the context.
+                next two are FlashInfer's ``paged_kv_…``; they are written whole at every step, which costs more
+                the longer the contexts are.
             indices: per group int32 [max_num_seqs · max_blocks_per_seq], the blocks of all rows without gaps.
             last_page_len: int32 [max_num_seqs], tokens in each row's last block; 0 for rows not in the step.
 

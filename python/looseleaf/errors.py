@@ -111,7 +111,7 @@ class InvalidTokensError(ManagerError, ValueError):
 
 
 class ConcurrentUseError(ManagerError, RuntimeError):
-    """A manager was entered from a second thread; a manager has one user at a time and never waits."""
+    """A second thread entered a manager, or a pool's events: each has one user at a time and never waits."""
 
 
 class InvalidBufferError(LooseleafError, ValueError):

@@ -9,6 +9,9 @@ use crate::eviction_queue::QueueSizes;
 use crate::eviction_ring::MAX_SLOTS;
 use crate::prefix_index::MAX_WAYS;
 
+const MAX_EVENTS: u32 = 1 << 24;
+const MAX_EVENT_TOKENS: u32 = 1 << 16;
+
 /// Where released blocks queue. Seen from one thread, both orders are exact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FreeOrder {
@@ -69,6 +72,11 @@ pub struct PoolConfig {
     pub duplicate_policy: DuplicatePolicy,
     /// Bits kept of each key.
     pub key_width: KeyWidth,
+    /// Records that wait for an [`EventReader`](crate::EventReader), rounded up to a power of two;
+    /// 0 for no events. As many as there are blocks are plenty for a reader that drains each step.
+    pub event_capacity: u32,
+    /// Tokens of a block that its event carries, which is the block size; 0 to leave tokens out.
+    pub event_tokens: u32,
     /// Sizes for tests.
     pub tuning: Tuning,
 }
@@ -82,6 +90,8 @@ impl PoolConfig {
             free_order: FreeOrder::default(),
             duplicate_policy: DuplicatePolicy::default(),
             key_width: KeyWidth::default(),
+            event_capacity: 0,
+            event_tokens: 0,
             tuning: Tuning::default(),
         }
     }
@@ -99,6 +109,8 @@ impl PoolConfig {
             self.num_blocks,
             self.first_usable() + 1..=MAX_BLOCKS,
         )?;
+        within("event_capacity", self.event_capacity, 0..=MAX_EVENTS)?;
+        within("event_tokens", self.event_tokens, 0..=MAX_EVENT_TOKENS)?;
         within("tuning.young_slots", sizes.young_slots, 1..=MAX_SLOTS)?;
         within("tuning.aged_slots", sizes.aged_slots, 1..=MAX_SLOTS)?;
         within(

@@ -52,20 +52,34 @@
 //! # The prefix index
 //!
 //! Two candidate buckets of eight slots per key, a 40-bit fingerprint and a 24-bit id per slot,
-//! insertion into the emptier bucket, no displacement and no tombstones. A full key is kept per
+//! insertion into the first bucket or the emptier, no displacement and no tombstones. A full key is kept per
 //! block and compared on every hit. If both buckets are full, the block is simply not cached.
+//!
+//! # Events
+//!
+//! With `event_capacity`, whoever publishes a block or takes its hash writes a record to a bounded
+//! ring: stored while the block is still `publishing`, removed after the swap that took the hash.
+//! So whoever removes has seen `hashed`, and with it the record before, and claims a later place.
+//! A record that finds the ring full is dropped, and counted after the fact it was to tell. A reader
+//! that sees the count move looks at the blocks themselves; `seq` then tells which of the records
+//! still in the ring are older than what it saw. A block that is `publishing` counts as resident
+//! just then if its record was read already: no other will come. What an event says about a block,
+//! parent and tokens, is kept beside its key, so that nothing is missing after a loss.
 //!
 //! # Orderings
 //!
 //! No operation is sequentially consistent and there are no fences: loom treats the former as
 //! acquire-release, so neither would be checked. Every use says at its place why its ordering
-//! suffices; the four chains are these.
+//! suffices; the chains are these.
 //!
 //! | from | to | through |
 //! |---|---|---|
 //! | writes to a block before `release` | its next owner | state: Release swap, Acquire swap or load |
 //! | content and key before `publish` returns | whoever hits the block | state: Release at `hashed`, Acquire before the comparison |
 //! | a queue entry | whoever was granted its unit | availability: Release add, Acquire reserve |
+//! | an event's record | the reader | its slot's mark: Release store, Acquire load |
+//! | the reader's reads of a slot | the slot's next record | event ring head: Release store, Acquire load |
+//! | what a dropped record was to tell | the reader that starts over | count of losses: Release add, Acquire load |
 //! | a copy of a queue entry | whoever finds the original closed over | ring head: Release close, Acquire load |
 //!
 //! Key words are stored Release and loaded Acquire: a reader that sees a word of a later tenancy
@@ -87,6 +101,7 @@
 //! | INV-10 | A writable block has no other holder until its owner shares or publishes it. |
 //! | INV-11 | With any thread stopped anywhere, all others finish in a bounded number of steps. |
 //! | INV-12 | At most 4 moves per released block (64 when young is full), 16 slots probed per look-up, no allocation of memory after construction. |
+//! | INV-13 | Replayed events give the resident hashes; per tenancy, stored is told before removed. |
 //! | INV-14 | What was written before the release of a block is visible to its next owner. |
 //!
 //! [`BlockPool::check_invariants`](crate::BlockPool::check_invariants) checks what can be seen at
@@ -163,6 +178,9 @@
 //! | INV-12 | `crash_stop` | `a_lookup_reads_at_most_sixteen_slots` |
 //! | INV-12 | `rare_branches` | `a_release_that_finds_the_rings_full_tries_at_most_sixty_four_moves` |
 //! | INV-12 | `hot_paths` | `no_call_on_the_hot_path_allocates_memory` |
+//! | INV-13 | `events` | `replayed_events_give_what_is_resident_whenever_they_are_drained` |
+//! | INV-13 | `events` | `four_threads_at_work_leave_a_reader_with_what_is_resident` |
+//! | INV-13 | `loom_events` | `a_stranger_retracts_at_once` |
 //! | INV-14 | `loom_pool` | `release_against_allocate_hands_the_payload_over` |
 //! | INV-14 | `loom_pool` | `the_last_of_two_holders_hands_over_what_both_did` |
 //! | INV-14 | `loom_pool` | `stack_pop_through_a_block_just_pushed` |
@@ -170,7 +188,8 @@
 //! # Memory
 //!
 //! Per block, in bytes: state 8, key 16 or 32, index 16, stack link 4, duplicate check 4, rings
-//! 16 + 14 + 14; together 92 or 108, and 8 more with `KeepAll` for the publish stamp. Rings have
+//! 16 + 14 + 14; together 92 or 108, and 8 more with `KeepAll` for the publish stamp. Events cost
+//! parent 16 or 32, group 8 and 4 per token, and per record of the ring that, the key and 16. Rings have
 //! exactly the capacity asked for: a position is a (lap, slot) pair, so that no power of two and no
 //! division is needed.
 //!

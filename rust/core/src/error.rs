@@ -93,6 +93,17 @@ pub enum PoolError {
         /// Bits kept per key.
         bits: u32,
     },
+    /// More tokens than the pool's events carry.
+    TooManyTokens {
+        /// Tokens given.
+        found: usize,
+        /// The most there can be.
+        max: usize,
+    },
+    /// The pool was built without events.
+    NoEvents,
+    /// Somebody else reads the pool's events.
+    EventsTaken,
     /// The prefix cache can only be reset while no block is held.
     InUse {
         /// Blocks held.
@@ -133,6 +144,11 @@ impl fmt::Display for PoolError {
                 )
             }
             Self::KeyTooWide { bits } => write!(f, "the key does not fit the pool's {bits} bits"),
+            Self::TooManyTokens { found, max } => {
+                write!(f, "a block of {found} tokens, but events carry {max}")
+            }
+            Self::NoEvents => write!(f, "event_capacity is 0: the pool was built without events"),
+            Self::EventsTaken => write!(f, "the pool's events are being read elsewhere"),
             Self::InUse { blocks } => {
                 write!(
                     f,

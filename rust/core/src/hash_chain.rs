@@ -112,6 +112,11 @@ impl HashChain {
         &self.keys
     }
 
+    /// The key of the block before this one.
+    pub(crate) fn parent_of(&self, block: usize) -> Option<BlockKey> {
+        block.checked_sub(1).map(|before| self.keys[before])
+    }
+
     pub(crate) fn reserve(&mut self, blocks: usize) {
         self.keys
             .reserve_exact(blocks.saturating_sub(self.keys.len()));

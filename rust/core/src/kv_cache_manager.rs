@@ -145,6 +145,14 @@ impl KVCacheManager {
         {
             return Err(PoolError::KeyTooWide { bits: 128 }.into());
         }
+        let (block_size, event_tokens) = (config.groups[0].block_size, pool.config().event_tokens);
+        if config.enable_prefix_caching && event_tokens != 0 && event_tokens < block_size {
+            return Err(ManagerError::InvalidConfig {
+                field: "event_tokens of the pool",
+                found: event_tokens.into(),
+                allowed: "0, or at least the block size",
+            });
+        }
         let shape = StepShape {
             max_num_seqs: config.max_num_seqs,
             groups: config.groups.len(),
@@ -153,7 +161,7 @@ impl KVCacheManager {
         let announcements = steps * config.max_num_seqs as usize * config.groups.len();
         let hasher = || BlockHasher::new(config.hash_algo.clone(), config.hash_seed.as_deref());
         Ok(Self {
-            block_size: config.groups[0].block_size,
+            block_size,
             hasher: config.enable_prefix_caching.then(hasher),
             sequences: Sequences::default(),
             rows: RowSlots::new(config.max_num_seqs),

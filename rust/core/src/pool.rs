@@ -18,6 +18,7 @@ use crate::clean_stack::CleanStack;
 use crate::config::{DuplicatePolicy, FreeOrder, PoolConfig};
 use crate::distinct_check::DistinctCheck;
 use crate::error::PoolError;
+use crate::events::EventLog;
 use crate::eviction_queue::EvictionQueue;
 use crate::prefix_index::PrefixIndex;
 use crate::stats::Counters;
@@ -49,6 +50,8 @@ pub struct BlockPool {
     pub(crate) queue: EvictionQueue,
     pub(crate) availability: Availability,
     distinct: DistinctCheck,
+    /// Only if somebody wants to be told which hashes come and go.
+    pub(crate) events: Option<Box<EventLog>>,
     pub(crate) counters: Counters,
 }
 
@@ -83,6 +86,7 @@ impl BlockPool {
             queue: EvictionQueue::new(config.queue_sizes()),
             availability: Availability::new(blocks - first),
             distinct: DistinctCheck::new(blocks),
+            events: EventLog::new(&config),
             counters: Counters::default(),
         })
     }

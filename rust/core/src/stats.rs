@@ -38,6 +38,8 @@ pub struct PoolStats {
     pub moves: u64,
     /// How often the two older eviction rings changed roles.
     pub role_swaps: u64,
+    /// Event records that found the ring full. The next drain makes up for them.
+    pub lost_events: u64,
 }
 
 /// The counters behind [`PoolStats`] that belong to no one structure.

@@ -66,6 +66,10 @@ pub(crate) struct Announcement {
     pub(crate) group: u32,
     /// Index of the block in its row's table, and in that of everybody who took it.
     pub(crate) index: u32,
+    /// Key of the block before it, without a group.
+    pub(crate) parent: Option<BlockKey>,
+    /// Where its tokens stand in the step's kept tokens, if its sequence has left.
+    pub(crate) tokens_at: Option<usize>,
 }
 
 /// Lists of blocks to release when the step is over, each as its owner would have released it.
@@ -129,6 +133,9 @@ pub(crate) struct Step {
     pub(crate) sample_rows: Vec<u32>,
     pub(crate) copies: Vec<BlockCopy>,
     pub(crate) announcements: Vec<Announcement>,
+    /// Tokens of blocks that were announced by sequences that have left, for the events that tell
+    /// of them. A row leaves a step once, so it holds no more than the blocks that the step fills.
+    kept_tokens: Vec<u32>,
     /// Sequences admitted onto announcements of this step.
     pub(crate) dependants: Vec<SeqHandle>,
     pub(crate) frees: DeferredFrees,
@@ -151,6 +158,7 @@ impl Step {
             sample_rows: Vec::with_capacity(rows),
             copies: Vec::with_capacity(blocks),
             announcements: Vec::with_capacity(blocks),
+            kept_tokens: Vec::new(),
             dependants: Vec::with_capacity(rows),
             frees: DeferredFrees::default(),
         }
@@ -168,6 +176,7 @@ impl Step {
         self.sample_rows.clear();
         self.copies.clear();
         self.announcements.clear();
+        self.kept_tokens.clear();
         self.dependants.clear();
         self.frees.clear();
     }
@@ -260,6 +269,23 @@ impl Step {
         let rows = &self.rows;
         self.announcements
             .retain(|announcement| stays(announcement, rows[announcement.row as usize].as_ref()));
+    }
+
+    /// Keeps the tokens of all blocks that the sequence, of these tokens, has announced.
+    pub(crate) fn keep_tokens(&mut self, owner: SeqHandle, tokens: &[u32], block_size: u32) {
+        for announcement in self.announcements.iter_mut().filter(|it| it.owner == owner) {
+            let (start, size) = (announcement.index * block_size, block_size as usize);
+            announcement.tokens_at = Some(self.kept_tokens.len());
+            self.kept_tokens
+                .extend_from_slice(&tokens[start as usize..start as usize + size]);
+        }
+    }
+
+    /// The tokens of an announced block, if they were kept.
+    pub(crate) fn kept_tokens(&self, announcement: &Announcement, block_size: u32) -> &[u32] {
+        announcement
+            .tokens_at
+            .map_or(&[], |at| &self.kept_tokens[at..at + block_size as usize])
     }
 
     /// The lowest table index at which a copy of this step gives the row a block.

@@ -6,7 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use looseleaf::{
-    BlockId, BlockKey, BlockPool, DuplicatePolicy, FreeOrder, KeyWidth, PoolConfig, Tuning,
+    BlockContent, BlockId, BlockKey, BlockPool, DuplicatePolicy, EventReader, FreeOrder, KeyWidth,
+    PoolConfig, Tuning,
 };
 
 thread_local! {
@@ -102,6 +103,52 @@ fn no_call_on_the_hot_path_allocates_memory() {
             "{stats:?}"
         );
     }
+}
+
+#[test]
+fn telling_of_hashes_allocates_no_memory_whether_or_not_there_is_room() {
+    let tuning = Tuning {
+        young_slots: Some(10),
+        aged_slots: Some(10),
+        ..Tuning::default()
+    };
+    let config = PoolConfig {
+        event_capacity: 64,
+        event_tokens: 16,
+        tuning,
+        ..PoolConfig::new(101)
+    };
+    let pool = BlockPool::new(config).unwrap();
+    let mut reader = EventReader::new(&pool).unwrap();
+    let (mut ids, mut events) = (vec![0; 100], vec![]);
+    let mut told = 0;
+    for round in 0..20 {
+        // 100 removals, after the first round, and 100 blocks stored.
+        assert_allocation_free("allocate", || pool.allocate(&mut ids).unwrap());
+        assert_allocation_free("publish", || {
+            for (id, i) in ids.iter().zip(0..) {
+                let content = BlockContent {
+                    parent: Some(key(i)),
+                    tokens: &[7; 16],
+                    group: 3,
+                };
+                let key = key(1000 * round + i);
+                pool.publish_content(*id, &key, &content).unwrap();
+            }
+        });
+        assert_allocation_free("retract", || assert!(pool.retract(ids[0]).unwrap()));
+        assert_allocation_free("release", || pool.release(&ids).unwrap());
+        if round % 3 == 0 {
+            assert_allocation_free("reset", || pool.reset_prefix_cache().unwrap());
+        }
+        reader.drain(&mut events);
+        told += events.len();
+    }
+    let stats = pool.stats();
+    assert!(
+        told > 500 && stats.lost_events > 500 && stats.spilled_hashes > 100 && stats.evictions > 50,
+        "{told}, {stats:?}"
+    );
 }
 
 #[test]

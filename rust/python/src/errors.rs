@@ -76,6 +76,13 @@ fn out_of_blocks_saying(message: String, error: OutOfBlocks) -> PyErr {
     })
 }
 
+pub fn events_in_use() -> PyErr {
+    raise_text(
+        "ConcurrentUseError",
+        "another thread is draining this pool's events; one at a time, and none waits".into(),
+    )
+}
+
 pub fn pool_error(error: PoolError) -> PyErr {
     let class = match error {
         PoolError::UnknownBlock { .. } => "UnknownBlockError",
@@ -86,7 +93,11 @@ pub fn pool_error(error: PoolError) -> PyErr {
         PoolError::AlreadyPublished { .. } => "AlreadyPublishedError",
         PoolError::PublishInProgress { .. } => "PublishInProgressError",
         PoolError::RefCountOverflow { .. } => "RefCountOverflowError",
-        PoolError::KeyTooWide { .. } | PoolError::InvalidConfig { .. } => "InvalidConfigError",
+        PoolError::KeyTooWide { .. }
+        | PoolError::InvalidConfig { .. }
+        | PoolError::TooManyTokens { .. }
+        | PoolError::NoEvents => "InvalidConfigError",
+        PoolError::EventsTaken => "ConcurrentUseError",
         PoolError::InUse { .. } => "BlocksInUseError",
         _ => "PoolError",
     };

@@ -6,6 +6,7 @@ mod attention;
 mod block_list;
 mod block_snapshot;
 mod errors;
+mod events;
 mod extra_keys;
 mod keys;
 mod manager;
@@ -25,6 +26,9 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<block_list::BlockList>()?;
     m.add_class::<block_snapshot::BlockSnapshot>()?;
     m.add_class::<pool::BlockPool>()?;
+    m.add_class::<events::BlockStored>()?;
+    m.add_class::<events::BlockRemoved>()?;
+    m.add_class::<events::AllBlocksCleared>()?;
     m.add_class::<keys::BlockHasher>()?;
     m.add_class::<keys::BlockKeys>()?;
     m.add_class::<extra_keys::ExtraKey>()?;

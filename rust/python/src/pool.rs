@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use looseleaf::{
-    BlockId, DuplicatePolicy, FreeOrder, KeyWidth, OutOfBlocks, PoolConfig, PoolError, Published,
+    BlockContent, BlockId, DuplicatePolicy, FreeOrder, KeyWidth, OutOfBlocks, PoolConfig,
+    PoolError, Published,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -12,10 +13,11 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::block_list::BlockList;
 use crate::block_snapshot::BlockSnapshot;
 use crate::errors::{invalid_buffer, invalid_config, invariant_error, out_of_blocks, pool_error};
+use crate::events::Events;
 use crate::keys::{KeysArg, key_bytes, parse_key};
 use crate::process::{Home, not_copyable};
 use crate::specs::choice;
-use crate::tokens::BlockIds;
+use crate::tokens::{BlockIds, TokenIds};
 
 /// A fixed set of equal blocks with reference counts and a hashed prefix cache.
 #[pyclass(frozen, module = "looseleaf._core")]
@@ -23,19 +25,22 @@ pub struct BlockPool {
     inner: Arc<looseleaf::BlockPool>,
     key_width: KeyWidth,
     home: Home,
+    events: Option<Events>,
 }
 
 #[pymethods]
 impl BlockPool {
     #[new]
     #[pyo3(signature = (num_blocks, *, reserve_null_block = true, free_order = "unhashed_first",
-        duplicate_policy = "first_wins", key_bits = 256))]
+        duplicate_policy = "first_wins", key_bits = 256, event_capacity = 0, event_tokens = 0))]
     fn new(
         num_blocks: u32,
         reserve_null_block: bool,
         free_order: &str,
         duplicate_policy: &str,
         key_bits: u32,
+        event_capacity: u32,
+        event_tokens: u32,
     ) -> PyResult<Self> {
         let key_width = match key_bits {
             128 => KeyWidth::Bits128,
@@ -65,11 +70,14 @@ impl BlockPool {
                 ],
             )?,
             key_width,
+            event_capacity,
+            event_tokens,
             ..PoolConfig::new(num_blocks)
         };
-        let pool = looseleaf::BlockPool::new(config).map_err(pool_error)?;
+        let inner = Arc::new(looseleaf::BlockPool::new(config).map_err(pool_error)?);
         Ok(Self {
-            inner: Arc::new(pool),
+            events: Events::new(&inner)?,
+            inner,
             key_width,
             home: Home::here(),
         })
@@ -122,15 +130,31 @@ impl BlockPool {
     ///
     /// Returns `"cached"`, `"duplicate"` (another block already answers to the key; this one stays plain)
     /// or `"full"` (the index has no room; legal for a cache, and counted).
-    fn publish(&self, block_id: BlockId, key: &[u8]) -> PyResult<&'static str> {
-        let key = parse_key(key, self.key_width)?;
-        Ok(
-            match self.pool()?.publish(block_id, &key).map_err(pool_error)? {
-                Published::Cached => "cached",
-                Published::Duplicate => "duplicate",
-                Published::Full => "full",
-            },
-        )
+    ///
+    /// `parent`, the hash of the block before it, and `token_ids` are for the event that tells of it.
+    #[pyo3(signature = (block_id, key, *, parent = None, token_ids = None))]
+    fn publish(
+        &self,
+        block_id: BlockId,
+        key: &[u8],
+        parent: Option<&[u8]>,
+        token_ids: Option<TokenIds>,
+    ) -> PyResult<&'static str> {
+        let parse = |key| parse_key(key, self.key_width);
+        let content = BlockContent {
+            parent: parent.map(parse).transpose()?,
+            tokens: token_ids.as_ref().map_or(&[], |token_ids| &token_ids.0),
+            group: 0,
+        };
+        let published = self
+            .pool()?
+            .publish_content(block_id, &parse(key)?, &content)
+            .map_err(pool_error)?;
+        Ok(match published {
+            Published::Cached => "cached",
+            Published::Duplicate => "duplicate",
+            Published::Full => "full",
+        })
     }
 
     /// Makes the blocks of a prefix findable, each under its key, once their keys and values are written.
@@ -148,8 +172,10 @@ impl BlockPool {
                     keys.len()
                 )));
             }
-            let (blocks, keys) = (&blocks.0[start..keys.len()], &keys[start..]);
-            self.pool()?.publish_prefix(blocks, keys).map_err(pool_error)
+            let published = self
+                .pool()?
+                .publish_prefix(&blocks.0[..keys.len()], keys, start);
+            published.map_err(pool_error)
         })?
     }
 
@@ -285,6 +311,7 @@ impl BlockPool {
             ("table_overflows", stats.table_overflows),
             ("moves", stats.moves),
             ("role_swaps", stats.role_swaps),
+            ("lost_events", stats.lost_events),
         ] {
             dict.set_item(name, value)?;
         }
@@ -294,6 +321,16 @@ impl BlockPool {
     /// Forgets every hash. Raises `BlocksInUseError` while blocks are held.
     fn reset_prefix_cache(&self) -> PyResult<()> {
         self.pool()?.reset_prefix_cache().map_err(pool_error)
+    }
+
+    /// What has changed in the set of cached hashes since the last call: `BlockStored`,
+    /// `BlockRemoved` and `AllBlocksCleared`. Raises `ConcurrentUseError` if another thread is in this call.
+    fn drain_events(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        self.home.check("BlockPool")?;
+        let events = self.events.as_ref();
+        events
+            .ok_or_else(|| pool_error(PoolError::NoEvents))?
+            .drain(py)
     }
 
     /// Raises `InvariantError` if a conservation law is broken; call it while no other thread uses the pool.

@@ -2,6 +2,7 @@
 
 use super::KVCacheManager;
 use super::step_end::publish_block;
+use crate::BlockContent;
 use crate::manager_error::ManagerError;
 use crate::sequence::{FinishReason, SeqHandle};
 use crate::step::{RowState, StepRow};
@@ -224,10 +225,17 @@ impl KVCacheManager {
         sequence
             .chain
             .extend_to(full as usize, &sequence.tokens, self.block_size, hasher);
-        for index in first..full as usize {
+        let blocks = sequence.tokens.chunks_exact(self.block_size as usize);
+        for (index, tokens) in (0..full as usize).zip(blocks).skip(first) {
+            let key = &sequence.chain.keys()[index];
+            let parent = sequence.chain.parent_of(index);
             for group in 0..sequence.table.num_groups() {
-                let key = sequence.chain.keys()[index].with_group(group as u32);
-                publish_block(&self.pool, sequence.table.ids(group)[index], &key)?;
+                let content = BlockContent {
+                    parent,
+                    tokens,
+                    group: group as u32,
+                };
+                publish_block(&self.pool, sequence.table.ids(group)[index], key, &content)?;
             }
         }
         Ok(())

@@ -119,7 +119,13 @@ impl KVCacheManager {
             let (id, has_run) = (step.id, step.has_run);
             if trust == Trust::Nothing {
                 self.withdraw(id, |announcement, _| announcement.owner == handle);
-            } else if has_run {
+                continue;
+            }
+            if self.pool.config().event_capacity != 0 {
+                let tokens = &self.sequences.get(handle)?.tokens;
+                step.keep_tokens(handle, tokens, self.block_size);
+            }
+            if has_run {
                 // Such steps may end in any order, so its blocks may be free before this one ends.
                 self.publish_announced(position, handle)?;
             }

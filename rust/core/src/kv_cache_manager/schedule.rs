@@ -347,6 +347,7 @@ impl KVCacheManager {
                     step: self.steps.open.id,
                 });
                 let (owner, group) = (row.handle, group as u32);
+                let parent = sequence.chain.parent_of(index as usize);
                 self.steps.open.announcements.push(Announcement {
                     key,
                     block,
@@ -354,6 +355,8 @@ impl KVCacheManager {
                     row: slot,
                     group,
                     index,
+                    parent,
+                    tokens_at: None,
                 });
             }
         }

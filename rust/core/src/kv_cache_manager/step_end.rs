@@ -4,7 +4,7 @@ use super::KVCacheManager;
 use crate::manager_error::ManagerError;
 use crate::sequence::SeqHandle;
 use crate::step::{Announcement, DeferredFrees, RowState, Step, StepRow};
-use crate::{BlockId, BlockKey, BlockPool, PoolError, Published};
+use crate::{BlockContent, BlockId, BlockKey, BlockPool, PoolError, Published};
 
 impl KVCacheManager {
     /// Takes a step out of flight: publishes what it filled for sequences that have left, and frees
@@ -18,7 +18,7 @@ impl KVCacheManager {
             // Whoever had its row committed has published its blocks by then.
             let row = step.row(announcement.row);
             if row.is_some_and(|row| row.state == RowState::Dropped) {
-                publish_block(&self.pool, announcement.block, &announcement.key)?;
+                self.publish_for(announcement, &step)?;
             }
         }
         for copy in &step.copies {
@@ -78,12 +78,24 @@ impl KVCacheManager {
         position: usize,
         owner: SeqHandle,
     ) -> Result<(), ManagerError> {
-        let announcements = &self.steps.in_flight()[position].announcements;
-        for announcement in announcements.iter().filter(|it| it.owner == owner) {
-            publish_block(&self.pool, announcement.block, &announcement.key)?;
+        let step = &self.steps.in_flight()[position];
+        for announcement in step.announcements.iter().filter(|it| it.owner == owner) {
+            self.publish_for(announcement, step)?;
         }
         self.end_announcements(position, owner);
         Ok(())
+    }
+
+    /// Publishes an announced block for a sequence that has left.
+    fn publish_for(&self, announcement: &Announcement, step: &Step) -> Result<(), PoolError> {
+        let content = BlockContent {
+            parent: announcement.parent,
+            tokens: step.kept_tokens(announcement, self.block_size),
+            group: announcement.group,
+        };
+        // Announced under the pool's key; mixing the group in twice gives the chain's.
+        let key = announcement.key.with_group(announcement.group);
+        publish_block(&self.pool, announcement.block, &key, &content)
     }
 
     /// Takes back announcements of a step: what they promised will not be there. Those who relied
@@ -153,8 +165,9 @@ pub(super) fn publish_block(
     pool: &BlockPool,
     block: BlockId,
     key: &BlockKey,
+    content: &BlockContent<'_>,
 ) -> Result<(), PoolError> {
-    match pool.publish(block, key) {
+    match pool.publish_content(block, key, content) {
         // A duplicate stays without a hash, and its holder keeps it.
         Ok(Published::Cached | Published::Duplicate | Published::Full)
         | Err(PoolError::AlreadyPublished { .. }) => Ok(()),

@@ -78,6 +78,7 @@ impl BlockPool {
                     if let Some(key) = key {
                         self.index.remove(self.index.home(&key), id);
                         *evicted += 1;
+                        self.tell_removed(id, found);
                     }
                     return true;
                 }

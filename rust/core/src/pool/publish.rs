@@ -6,6 +6,7 @@ use crate::block_key::BlockKey;
 use crate::block_state::BlockState;
 use crate::config::DuplicatePolicy;
 use crate::error::PoolError;
+use crate::events::BlockContent;
 use crate::sync::Ordering;
 
 /// What came of a publish. In all cases the caller still holds the block.
@@ -27,8 +28,25 @@ impl BlockPool {
     /// Unknown and null ids, free blocks, blocks that carry a hash already and keys of more bits
     /// than the pool keeps are refused; nothing has changed then.
     pub fn publish(&self, id: BlockId, key: &BlockKey) -> Result<Published, PoolError> {
+        self.publish_content(id, key, &BlockContent::default())
+    }
+
+    /// As [`publish`](Self::publish), for a block of one of several groups, and with what the
+    /// [`Stored`](crate::Event::Stored) event is to say about it. `key` is that of the hash chain:
+    /// the block will be found under [`key.with_group(content.group)`](BlockKey::with_group).
+    ///
+    /// # Errors
+    /// As for `publish`; also [`PoolError::TooManyTokens`], unless the pool leaves tokens out.
+    pub fn publish_content(
+        &self,
+        id: BlockId,
+        key: &BlockKey,
+        content: &BlockContent<'_>,
+    ) -> Result<Published, PoolError> {
         self.check_id(id)?;
-        self.check_width(key)?;
+        self.check_content(key, content)?;
+        let chain_key = key;
+        let key = &key.with_group(content.group);
         let state = self.state(id);
         let mut found = publishable(id, state.load(Ordering::Relaxed))?;
         let home = self.index.home(key);
@@ -59,13 +77,21 @@ impl BlockPool {
         }
         // Counted before, so that no eviction is counted ahead of its publish.
         self.counters.published.add(1);
+        // Told before, so that nobody can tell first that the hash has gone (INV-13).
+        let is_told = self.events.as_ref().is_none_or(|log| {
+            let seq = found.publishing().seq();
+            log.stored(id, seq, chain_key, content)
+        });
         // Release: a look-up that sees `hashed` (Acquire) sees the key, the stamp and the content.
         state.finish_publish(Ordering::Release);
+        if !is_told && let Some(log) = &self.events {
+            log.lose();
+        }
         Ok(Published::Cached)
     }
 
-    /// [`publish`](Self::publish)es the blocks of a prefix, each under its key, and returns how many
-    /// of them can be hit now.
+    /// [`publish`](Self::publish)es the blocks of a prefix from the `start`-th on, each under its key,
+    /// and returns how many of them can be hit now.
     ///
     /// # Errors
     /// As for `publish`, and before anything is changed; only a call that races for one of the blocks
@@ -73,29 +99,41 @@ impl BlockPool {
     ///
     /// # Panics
     /// If there are not as many keys as blocks.
-    pub fn publish_prefix(&self, ids: &[BlockId], keys: &[BlockKey]) -> Result<usize, PoolError> {
+    pub fn publish_prefix(
+        &self,
+        ids: &[BlockId],
+        keys: &[BlockKey],
+        start: usize,
+    ) -> Result<usize, PoolError> {
         assert_eq!(ids.len(), keys.len(), "one key per block");
-        for (id, key) in ids.iter().zip(keys) {
+        let nothing = BlockContent::default();
+        for (id, key) in ids.iter().zip(keys).skip(start) {
             self.check_id(*id)?;
-            self.check_width(key)?;
+            self.check_content(key, &nothing)?;
             publishable(*id, self.state(*id).load(Ordering::Relaxed))?;
         }
-        self.check_distinct(ids)?;
+        self.check_distinct(ids.get(start..).unwrap_or_default())?;
         let mut cached = 0;
-        for (id, key) in ids.iter().zip(keys) {
-            cached += usize::from(self.publish(*id, key)? == Published::Cached);
+        for (index, (id, key)) in ids.iter().zip(keys).enumerate().skip(start) {
+            let content = BlockContent {
+                parent: index.checked_sub(1).map(|before| keys[before]),
+                ..nothing
+            };
+            cached += usize::from(self.publish_content(*id, key, &content)? == Published::Cached);
         }
         Ok(cached)
     }
 
-    fn check_width(&self, key: &BlockKey) -> Result<(), PoolError> {
-        if key.fits(self.keys.width()) {
-            Ok(())
-        } else {
-            Err(PoolError::KeyTooWide {
-                bits: self.keys.width().bits(),
-            })
+    fn check_content(&self, key: &BlockKey, content: &BlockContent<'_>) -> Result<(), PoolError> {
+        let width = self.keys.width();
+        if !key.fits(width) || content.parent.is_some_and(|parent| !parent.fits(width)) {
+            return Err(PoolError::KeyTooWide { bits: width.bits() });
         }
+        let (found, max) = (content.tokens.len(), self.config.event_tokens as usize);
+        if found > max && max != 0 {
+            return Err(PoolError::TooManyTokens { found, max });
+        }
+        Ok(())
     }
 
     /// Forgets a block's hash; its holders and its place in the free queue stay. Returns whether
@@ -105,6 +143,16 @@ impl BlockPool {
     /// Unknown and null ids are refused.
     pub fn retract(&self, id: BlockId) -> Result<bool, PoolError> {
         self.check_id(id)?;
+        let retracted = self.forget(id);
+        if let Some(found) = retracted {
+            self.tell_removed(id, found);
+        }
+        Ok(retracted.is_some())
+    }
+
+    /// Takes the block's hash, if it has one, and returns the state in which it had it. The caller
+    /// sees to the event.
+    fn forget(&self, id: BlockId) -> Option<BlockState> {
         let state = self.state(id);
         let mut found = state.load(Ordering::Acquire);
         while found.is_hashed() {
@@ -121,15 +169,23 @@ impl BlockPool {
                     self.index.remove(self.index.home(&key), id);
                     self.counters.retractions.add(1);
                     self.availability.settle(0, u32::from(found.is_free()));
-                    return Ok(true);
+                    return Some(found);
                 }
                 Err(now) => found = now,
             }
         }
-        Ok(false)
+        None
     }
 
-    /// Forgets every hash. The order of the free queue stays.
+    /// The caller's swap has taken a hash from the block, which was in this state before.
+    pub(super) fn tell_removed(&self, id: BlockId, before: BlockState) {
+        if let Some(log) = &self.events {
+            log.removed(id, before.seq());
+        }
+    }
+
+    /// Forgets every hash. The order of the free queue stays. A reader of events is told once, not
+    /// block by block.
     ///
     /// # Errors
     /// [`PoolError::InUse`] while blocks are held; nothing has changed then.
@@ -139,7 +195,10 @@ impl BlockPool {
             return Err(PoolError::InUse { blocks });
         }
         for id in self.config.first_usable()..self.config.num_blocks {
-            self.retract(id)?;
+            self.forget(id);
+        }
+        if let Some(log) = &self.events {
+            log.reset();
         }
         Ok(())
     }

@@ -173,6 +173,7 @@ impl BlockPool {
                     if let Some(key) = key {
                         self.index.remove(self.index.home(&key), id);
                         self.counters.spilled_hashes.add(1);
+                        self.tell_removed(id, found);
                     }
                     self.counters.spills.add(1);
                     let mut run = Run::default();

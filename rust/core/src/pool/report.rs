@@ -60,6 +60,7 @@ impl BlockPool {
             short_passes: self.counters.short_passes.get(),
             moves: self.queue.moves(),
             role_swaps: self.queue.role_swaps(),
+            lost_events: self.events.as_ref().map_or(0, |log| log.num_lost()),
         }
     }
 
@@ -100,8 +101,10 @@ impl BlockPool {
             .stamps
             .as_ref()
             .map_or(0, |stamps| size_of_val(&*stamps.of));
+        let events = self.events.as_ref().map_or(0, |log| log.metadata_bytes());
         size_of_val(&*self.states)
             + stamps
+            + events
             + self.keys.metadata_bytes()
             + self.index.metadata_bytes()
             + self.stack.metadata_bytes()

@@ -69,7 +69,7 @@ impl Cache {
             duplicate_policy,
             key_width: KeyWidth::Bits128,
             tuning,
-            num_blocks,
+            ..PoolConfig::new(num_blocks)
         };
         Arc::new(Self {
             seen: seen.clone(),
