@@ -526,8 +526,8 @@ class KVCacheManager:
             sample_rows: int32 [max_num_seqs], the sampling rows.
             copies: int32 [max_num_seqs · groups, 2], blocks to copy before any write.
             indptr: int32 [max_num_seqs + 1], where each row's blocks begin in ``indices``. This array and the
-                next two are FlashInfer's ``paged_kv_…``; they are written whole at every step, which costs more
-                the longer the contexts are.
+                next two are FlashInfer's ``paged_kv_…``; they are written whole at every step, which costs
+                more the longer the contexts are.
             indices: per group int32 [max_num_seqs · max_blocks_per_seq], the blocks of all rows without gaps.
             last_page_len: int32 [max_num_seqs], tokens in each row's last block; 0 for rows not in the step.
 
