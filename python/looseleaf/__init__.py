@@ -25,8 +25,14 @@ if TYPE_CHECKING:
         LayerSpec,
     )
     from looseleaf.block_manager import BlockManager
+    from looseleaf.engine.beam_search import BeamSearchParams
     from looseleaf.engine.llm import LLM
-    from looseleaf.engine.outputs import CompletionOutput, RequestOutput
+    from looseleaf.engine.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        RequestOutput,
+    )
     from looseleaf.engine.sampling_params import SamplingParams
 
 _HOME = {
@@ -44,6 +50,9 @@ _HOME = {
     "LayerSpec": "looseleaf._core",
     "BlockManager": "looseleaf.block_manager",
     "LLM": "looseleaf.engine.llm",
+    "BeamSearchOutput": "looseleaf.engine.outputs",
+    "BeamSearchParams": "looseleaf.engine.beam_search",
+    "BeamSearchSequence": "looseleaf.engine.outputs",
     "CompletionOutput": "looseleaf.engine.outputs",
     "RequestOutput": "looseleaf.engine.outputs",
     "SamplingParams": "looseleaf.engine.sampling_params",
@@ -52,6 +61,9 @@ _HOME = {
 __all__ = [
     "LLM",
     "AllBlocksCleared",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "BlockHasher",
     "BlockKeys",
     "BlockList",

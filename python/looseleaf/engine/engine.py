@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from looseleaf._core import BlockPool, GroupSpec, KVCacheManager, StepInfo
 from looseleaf.engine.batch import StepBuffers
+from looseleaf.engine.beam_search import BeamSearch, BeamSearchParams
 from looseleaf.engine.completions import Completions, Ending
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.detokenizer import IncrementalDetokenizer, Tokenizer
@@ -24,9 +25,12 @@ from looseleaf.engine.sampler import Sampled, Sampler
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
 from looseleaf.engine.scheduler import Schedule, Scheduler
 from looseleaf.engine.stats import EngineStats, HitRate, PeriodicLog
-from looseleaf.errors import BlocksInUseError, RequestError
+from looseleaf.errors import BlocksInUseError, EngineError, RequestError
 
 logger = logging.getLogger(__name__)
+
+# What a prompt is checked with where nothing is sampled.
+_UNSAMPLED = SamplingParams()
 
 _NOT_NUMBERS = "the model's logits are not numbers"
 
@@ -163,6 +167,31 @@ class LLMEngine:
         if request.detokenizer is not None or request.streams:
             self._watched[handle] = request
         self._scheduler.add(request)
+
+    def beam_search(self, prompts: Sequence[TokenPrompt], params: BeamSearchParams) -> BeamSearch:
+        """A search for these prompts that the caller drives; no request may run meanwhile.
+
+        Raises:
+            EngineError: requests have not ended.
+            RequestError: a prompt or the parameters cannot be served.
+        """
+        if self._requests:
+            raise EngineError(
+                f"a beam search needs the engine for itself: {len(self._requests)} requests have not ended"
+            )
+        for prompt in prompts:
+            self.check(prompt, _UNSAMPLED)
+        return BeamSearch(
+            self.manager,
+            self.pool,
+            self._runner,
+            self._buffers,
+            self.limits,
+            vocab_size=self._model.vocab_size,
+            end_ids=self._model.eos_token_ids,
+            prompts=[(prompt.token_ids, prompt.cache_salt) for prompt in prompts],
+            params=params,
+        )
 
     def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests in whatever state they are; ids that name none are passed over.

@@ -10,11 +10,13 @@ from contextlib import closing
 from dataclasses import fields, replace
 from typing import Any
 
+from looseleaf.engine.beam_rules import FinishedBeam
+from looseleaf.engine.beam_search import BeamSearchParams
 from looseleaf.engine.config import EngineConfig
-from looseleaf.engine.detokenizer import Tokenizer
+from looseleaf.engine.detokenizer import Tokenizer, decode_output
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.interrupts import DeferredInterrupt
-from looseleaf.engine.outputs import RequestOutput
+from looseleaf.engine.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from looseleaf.engine.prompts import Prompt, TokenPrompt, listed, rendered, tokenized
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
 from looseleaf.engine.startup import start_engine
@@ -208,6 +210,48 @@ class LLM:
             sampling_params: as in :meth:`generate`.
         """
         return self._run(self._paired(listed(prompts), sampling_params))
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest texts for each prompt, as ``generate(num_beams=k)`` of transformers finds them.
+
+        Args:
+            prompts: as in :meth:`generate`.
+            params: how to search.
+
+        Returns:
+            one output for each prompt, in the order of the prompts, with ``beam_width`` texts, best first.
+
+        Raises:
+            RequestError: a prompt is refused; nothing was computed.
+            EngineError: an unfinished :meth:`stream` has requests, or the pool is too small for one search.
+        """
+        engine = self.llm_engine
+        tokenized_prompts = [tokenized(prompt, engine.tokenizer) for prompt in listed(prompts)]
+        search = engine.beam_search(tokenized_prompts, params)
+        try:
+            running = True
+            while running:
+                with DeferredInterrupt():
+                    running = search.step()
+        finally:
+            with DeferredInterrupt():
+                search.close()
+        return [
+            BeamSearchOutput([self._beam(prompt.token_ids, beam) for beam in beams])
+            for prompt, beams in zip(tokenized_prompts, search.finished, strict=True)
+        ]
+
+    def _beam(self, prompt_ids: Sequence[int], beam: FinishedBeam) -> BeamSearchSequence:
+        output_ids, tokenizer = list(beam.token_ids), self.llm_engine.tokenizer
+        shown = output_ids[:-1] if beam.finish_reason == "stop" else output_ids
+        text = (
+            decode_output(tokenizer, list(prompt_ids), shown, skip_special_tokens=True) if tokenizer else ""
+        )
+        return BeamSearchSequence(
+            [*prompt_ids, *output_ids], beam.cum_logprob, beam.score, text, beam.finish_reason
+        )
 
     def validate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
         """Raise what :meth:`generate` would raise for this prompt, and change nothing."""
