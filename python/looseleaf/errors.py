@@ -60,6 +60,10 @@ class DuplicateBlockError(PoolError, ValueError):
     """The same block id appears twice in one call."""
 
 
+class ForeignBlocksError(PoolError, ValueError):
+    """A ``BlockList`` was passed where its blocks have no business: another pool, or a release of raw ids."""
+
+
 class AlreadyPublishedError(PoolError, ValueError):
     """The block already carries a hash."""
 
