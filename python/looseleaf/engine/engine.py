@@ -19,7 +19,7 @@ from looseleaf.engine.model_runner import BlockStore, CausalModel, ModelRunner
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.prompts import TokenPrompt
 from looseleaf.engine.random_stream import derived_seed
-from looseleaf.engine.request import Request
+from looseleaf.engine.request import Request, check_priority
 from looseleaf.engine.sampler import Sampled, Sampler
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
 from looseleaf.engine.scheduler import Schedule, Scheduler
@@ -83,7 +83,7 @@ class LLMEngine:
         self._buffers.bind(self.manager)
         self._sampler = Sampler(self.limits.max_num_seqs, model.vocab_size)
         self._runner = ModelRunner(model, store, self._buffers, self._sampler)
-        self._scheduler = Scheduler(self.manager, self.pool, self.limits, group.block_size)
+        self._scheduler = Scheduler(self.manager, self.pool, self.limits)
         self._completions = Completions(self.manager, tokenizer)
         self._requests: dict[str, Request] = {}
         self._by_handle: dict[int, Request] = {}
@@ -123,19 +123,24 @@ class LLMEngine:
                 "stop needs text to look in, and the model has no tokenizer: use stop_token_ids"
             )
 
-    def add_request(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> None:
+    def add_request(
+        self, request_id: str, prompt: TokenPrompt, params: SamplingParams, *, priority: int = 0
+    ) -> None:
         """Queue a request.
 
         Args:
             request_id: a name that no running request has.
             prompt: token ids, the text they were made of, and a salt.
             params: how to sample.
+            priority: smaller numbers come first, under the policy ``priority``.
 
         Raises:
-            RequestError: the name is taken, or :meth:`check` refuses the request.
+            RequestError: the name is taken, the priority is not an integer, or :meth:`check` refuses the
+                request.
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} belongs to a request that has not ended")
+        check_priority(priority)
         self.check(prompt, params)
         if not self._requests:
             self._log.restart(time.monotonic())
@@ -156,6 +161,9 @@ class LLMEngine:
             params=params,
             seed=derived_seed(self._seed, self._num_added) if params.seed is None else params.seed,
             detokenizer=self._detokenizer(prompt, params),
+            priority=priority,
+            max_tokens=max_tokens,
+            cache_salt=prompt.cache_salt,
         )
         self._num_added += 1
         self._requests[request_id] = request
