@@ -59,7 +59,6 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -0.5),
         ("repetition_penalty", 1.1),

@@ -12,12 +12,13 @@ from typing import Any
 
 from looseleaf.engine.beam_rules import FinishedBeam
 from looseleaf.engine.beam_search import BeamSearchParams
-from looseleaf.engine.config import EngineConfig
+from looseleaf.engine.config import DEFAULT_WATERMARK, EngineConfig, PolicyName
 from looseleaf.engine.detokenizer import Tokenizer, decode_output
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.interrupts import DeferredInterrupt
 from looseleaf.engine.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from looseleaf.engine.prompts import Prompt, TokenPrompt, listed, rendered, tokenized
+from looseleaf.engine.request import listed_priorities
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
 from looseleaf.engine.startup import start_engine
 from looseleaf.engine.vllm_arguments import accept_vllm_arguments
@@ -62,6 +63,9 @@ class LLM:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int = 0,
+        scheduling_policy: PolicyName = "fcfs",
+        priority_aging_steps: int = 0,
+        watermark: float = DEFAULT_WATERMARK,
         max_model_len: int | None = None,
         seed: int = 0,
         page_size: int | None = None,
@@ -85,6 +89,9 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             long_prefill_token_threshold=long_prefill_token_threshold,
+            scheduling_policy=scheduling_policy,
+            priority_aging_steps=priority_aging_steps,
+            watermark=watermark,
             max_model_len=max_model_len,
             seed=seed,
         )
@@ -112,7 +119,12 @@ class LLM:
         return self.llm_engine.reset_prefix_cache()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -121,6 +133,7 @@ class LLM:
                 ``prompt_token_ids``, and ``cache_salt`` where it is not to share cached blocks.
             sampling_params: for all prompts, or one for each.
             use_tqdm: show a progress bar, on a terminal only.
+            priority: one for each prompt, smaller numbers first; looked at under the policy ``priority``.
 
         Returns:
             one output for each prompt, in the order of the prompts.
@@ -130,11 +143,15 @@ class LLM:
             KeyboardInterrupt: Ctrl-C; all prompts of this call are aborted and their blocks given back.
         """
         requests = self._paired(listed(prompts), sampling_params)
+        priorities = listed_priorities(priority, len(requests))
         outputs: list[RequestOutput | None] = [None] * len(requests)
         finals = [
             (prompt, replace(params, output_kind=RequestOutputKind.FINAL_ONLY)) for prompt, params in requests
         ]
-        with _progress_bar(len(requests), shown=use_tqdm) as bar, closing(self._run(finals)) as run:
+        with (
+            _progress_bar(len(requests), shown=use_tqdm) as bar,
+            closing(self._run(finals, priorities)) as run,
+        ):
             for output in run:
                 outputs[output.prompt_index] = output
                 bar.update(1)
@@ -288,7 +305,7 @@ class LLM:
         return pairs
 
     def _run(
-        self, requests: list[tuple[TokenPrompt, SamplingParams]]
+        self, requests: list[tuple[TokenPrompt, SamplingParams]], priorities: Sequence[int] = ()
     ) -> Generator[RequestOutput, None, None]:
         """Submit requests and drive the engine until they have ended."""
         box: deque[RequestOutput] = deque()
@@ -297,7 +314,8 @@ class LLM:
             with DeferredInterrupt():
                 for index, (prompt, params) in enumerate(requests):
                     name = str(next(self._ids))
-                    self.llm_engine.add_request(name, prompt, params)
+                    priority = priorities[index] if priorities else 0
+                    self.llm_engine.add_request(name, prompt, params, priority=priority)
                     index_of[name] = index
                     self._boxes[name] = box
             unfinished = len(requests)

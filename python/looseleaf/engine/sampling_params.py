@@ -17,7 +17,6 @@ _GREEDY_BELOW = 1e-5
 _MOST = 2**63 - 1
 
 _UNSUPPORTED = {
-    "n": "one output per request is computed; send the prompt n times with different seeds",
     "presence_penalty": "logits are not changed by what was written before",
     "frequency_penalty": "logits are not changed by what was written before",
     "repetition_penalty": "logits are not changed by what was written before",
@@ -50,14 +49,14 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Attributes:
-        n: outputs per prompt; only 1.
+        n: outputs per prompt. The prompt is computed and stored once; the outputs share its blocks.
         temperature: what logits are divided by; 0 takes the likeliest token.
         top_p: draw from the likeliest tokens that together reach this probability.
         top_k: draw from this many likeliest tokens; 0 or -1 from all.
         min_p: drop tokens less likely than this share of the likeliest one.
         seed: the random numbers of a request depend on its seed and the position in its output, and on
-            nothing else; without one, the seed follows from the engine's and from how many requests came
-            before.
+            nothing else; output i of several has the seed plus i, as if it were a request of its own.
+            Without one, seeds follow from the engine's and from how many outputs were asked for before.
         stop: strings that end the text and are cut from it.
         stop_token_ids: tokens that end the text; they stay in ``token_ids``, their own text is left out.
         ignore_eos: go on past the end-of-text token.
@@ -108,6 +107,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._refuse_unsupported()
+        self._set("n", _integer("n", self.n, lowest=1))
         self._set("temperature", _real("temperature", self.temperature, "at least 0", lambda x: x >= 0))
         self._set("top_p", _real("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1))
         self._set("min_p", _real("min_p", self.min_p, "from 0 to 1", lambda x: 0 <= x <= 1))
@@ -128,6 +128,11 @@ class SamplingParams:
                 raise RequestError(f"{name} must be True or False, found {getattr(self, name)!r}")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise RequestError(f"output_kind must be a RequestOutputKind, found {self.output_kind!r}")
+        if self.n > 1 and self.greedy:
+            raise RequestError(
+                "n must be 1 where the likeliest token is taken, since all outputs would be the same, found"
+                f" {self.n}: use a temperature above 0"
+            )
         self._set("stop", _stop_strings(self.stop))
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if self.stop and not self.detokenize:

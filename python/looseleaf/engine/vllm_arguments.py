@@ -34,7 +34,6 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     # Nothing is captured here, so both values mean what is done anyway.
     "enforce_eager": ((True, False), ""),
     "enable_chunked_prefill": ((None, True), "prompts are always computed in pieces when they are long"),
-    "scheduling_policy": (("fcfs",), "requests are served in order of arrival"),
     "async_scheduling": ((None, False), "one step is finished before the next is scheduled"),
     "disable_log_stats": ((True, False), ""),
     "generation_config": ((None, "vllm"), "sampling defaults are those of SamplingParams"),
