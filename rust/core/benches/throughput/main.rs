@@ -19,6 +19,7 @@ mod pinned;
 mod pools;
 #[path = "../scripts/mod.rs"]
 mod scripts;
+mod together;
 
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ fn measure<P: Pool, S: Script>(bencher: &mut criterion::Bencher<'_>, threads: us
         .map(|thread| S::prepare(&pool, thread))
         .collect();
     bencher.iter_custom(|calls| {
-        pinned::time(&mut scripts, |script| {
+        together::time(&mut scripts, |script| {
             (0..calls).for_each(|_| script.run(&pool));
         })
     });
