@@ -1,7 +1,7 @@
 """looseleaf: the KV-cache block pool for Python LLM servers, and an engine that proves it.
 
-Importing this package loads no other module, neither the compiled extension nor NumPy or torch: each name below is
-imported when it is first used.
+Importing this package loads no other module, neither the compiled extension nor NumPy or torch: each name
+below is imported when it is first used.
 """
 
 from __future__ import annotations
