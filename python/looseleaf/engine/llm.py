@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from looseleaf.engine.detokenizer import Tokenizer
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.one_user import OneUser
 from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.prompts import Prompt, TokenPrompt, listed, rendered, tokenized
-from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
+from looseleaf.engine.prompts import Prompt, TokenPrompt, conversations, listed, rendered, tokenized
+from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams, one_for_each
 from looseleaf.engine.startup import start_engine
 from looseleaf.engine.vllm_arguments import accept_vllm_arguments
 from looseleaf.errors import InvalidConfigError, RequestError
@@ -177,21 +177,20 @@ class LLM:
         Returns:
             one output for each conversation.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Any = messages if several else [messages]
         with self._one_user.call():
-            prompts = [
-                self.chat_prompt(
-                    conversation,
-                    chat_template=chat_template,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tools=tools,
-                    **(chat_template_kwargs or {}),
-                )
-                | ({} if cache_salt is None else {"cache_salt": cache_salt})
-                for conversation in conversations
-            ]
+            several = conversations(messages)
+            prompts: list[Prompt] = []
+            for number, conversation in enumerate(several):
+                with _naming("conversation", number, len(several)):
+                    prompt = self.chat_prompt(
+                        conversation,
+                        chat_template=chat_template,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        tools=tools,
+                        **(chat_template_kwargs or {}),
+                    )
+                prompts.append(prompt if cache_salt is None else prompt | {"cache_salt": cache_salt})
             return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def chat_prompt(
@@ -223,35 +222,19 @@ class LLM:
 
     def validate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
         """Raise what :meth:`generate` would raise for this prompt, and change nothing."""
-        self.llm_engine.check(
-            tokenized(prompt, self.llm_engine.tokenizer), sampling_params or SamplingParams()
-        )
+        (params,) = one_for_each(sampling_params, 1)
+        self.llm_engine.check(tokenized(prompt, self.llm_engine.tokenizer), params)
 
     def _paired(
         self, prompts: list[Prompt], sampling_params: Params
     ) -> list[tuple[TokenPrompt, SamplingParams]]:
         """Each prompt with its parameters, all of them checked."""
-        if sampling_params is None:
-            sampling_params = SamplingParams()
-        if isinstance(sampling_params, SamplingParams):
-            params = [sampling_params] * len(prompts)
-        else:
-            params = list(sampling_params)
-        if len(params) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts need one SamplingParams or as many, found {len(params)}"
-            )
+        params = one_for_each(sampling_params, len(prompts))
         pairs = []
         for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            if not isinstance(param, SamplingParams):
-                raise RequestError(f"sampling_params must be SamplingParams, found {param!r}")
-            try:
+            with _naming("prompt", number, len(prompts)):
                 pair = tokenized(prompt, self.llm_engine.tokenizer), param
                 self.llm_engine.check(*pair)
-            except RequestError as error:
-                if len(prompts) > 1:
-                    raise RequestError(f"prompt {number} of {len(prompts)} (from 0): {error}") from None
-                raise
             pairs.append(pair)
         return pairs
 
@@ -295,6 +278,17 @@ class LLM:
         self.llm_engine.abort_request(names)
         for name in names:
             self._boxes.pop(name, None)
+
+
+@contextmanager
+def _naming(what: str, number: int, total: int) -> Iterator[None]:
+    """Have a refusal say which of several it means."""
+    try:
+        yield
+    except RequestError as error:
+        if total == 1:
+            raise
+        raise RequestError(f"{what} {number} of {total} (from 0): {error}") from None
 
 
 def _taken(box: deque[RequestOutput], index_of: Mapping[str, int]) -> Iterator[RequestOutput]:
