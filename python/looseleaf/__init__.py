@@ -1,15 +1,15 @@
 """looseleaf: the KV-cache block pool for Python LLM servers, and an engine that proves it.
 
-Importing this package loads neither the compiled extension, NumPy nor torch: each name below is imported when
-it is first used.
+Importing this package loads no other module, neither the compiled extension nor NumPy or torch: each name
+below is imported when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # what type checkers take for typing's own, which would load two dozen modules
 if TYPE_CHECKING:
+    from typing import Any
+
     from looseleaf._core import (
         AllBlocksCleared,
         BlockHasher,
@@ -89,8 +89,10 @@ def __getattr__(name: str) -> Any:
 
         return __version__
     if name in _HOME:
+        from importlib import import_module
+
         try:
-            return getattr(importlib.import_module(_HOME[name]), name)
+            return getattr(import_module(_HOME[name]), name)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("looseleaf"):
                 raise

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from looseleaf._core import BlockPool, GroupSpec, KVCacheManager, StepInfo
 from looseleaf.engine.batch import StepBuffers
 from looseleaf.engine.beam_search import BeamSearch, BeamSearchParams
+from looseleaf.engine.bounds import shown
 from looseleaf.engine.completions import Completions, Ending
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.detokenizer import IncrementalDetokenizer, Tokenizer
@@ -107,15 +108,10 @@ class LLMEngine:
             RequestError: the prompt is empty, has a token that the model does not know, leaves no room for an
                 output, or can never fit in the pool; or the parameters do not suit the model.
         """
-        num_tokens, vocab_size = len(prompt.token_ids), self._model.vocab_size
+        num_tokens = len(prompt.token_ids)
         if not num_tokens:
             raise RequestError("the prompt is empty: at least one token is needed")
-        for name, ids in (("prompt_token_ids", prompt.token_ids), ("stop_token_ids", params.stop_ids)):
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(
-                        f"{name} must be from 0 to {vocab_size - 1}, the vocabulary, found {token}"
-                    )
+        self._check_vocabulary("prompt_token_ids", prompt.token_ids)
         if num_tokens >= self.limits.max_model_len:
             raise RequestError(
                 f"a prompt of {num_tokens} tokens leaves no room for an output: prompt and output may have"
@@ -129,6 +125,15 @@ class LLMEngine:
             )
         if reason := self._scheduler.never_fits(num_tokens):
             raise RequestError(f"the prompt can never fit: {reason}")
+        self.check_params(params)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Refuse parameters that do not suit the model, whatever the prompt; nothing is changed.
+
+        Raises:
+            RequestError: they stop at a token that the model does not know, or at text that it never writes.
+        """
+        self._check_vocabulary("stop_token_ids", params.stop_ids)
         if params.stop_strings and self.tokenizer is None:
             raise RequestError(
                 "stop needs text to look in, and the model has no tokenizer: use stop_token_ids"
@@ -275,6 +280,14 @@ class LLMEngine:
             return False
         self._hit_rate.clear()
         return True
+
+    def _check_vocabulary(self, name: str, ids: Iterable[int]) -> None:
+        vocab_size = self._model.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"{name} must be from 0 to {vocab_size - 1}, the vocabulary, found {shown(token)}"
+                )
 
     def _detokenizer(self, prompt: TokenPrompt, params: SamplingParams) -> IncrementalDetokenizer | None:
         """For a request whose text somebody watches as it grows."""

@@ -71,7 +71,9 @@ def accept_vllm_arguments(arguments: Mapping[str, Any], own_names: frozenset[str
     """
     for name, value in arguments.items():
         if name not in _ARGUMENTS:
-            close = difflib.get_close_matches(name, own_names | _ARGUMENTS.keys(), n=1)
+            known = own_names | _ARGUMENTS.keys()
+            # hash_algo is nearer to nothing than to prefix_caching_hash_algo by letters alone.
+            close = difflib.get_close_matches(name, known, n=1) or sorted(k for k in known if name in k)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
         accepted, reason = _ARGUMENTS[name]
