@@ -38,6 +38,8 @@ class ScheduledServer:
         preemptions: by name, how often it lost its blocks.
         computed: by name, the tokens computed for it.
         num_tokens: of all steps.
+        num_steps: so far.
+        usages: share of the pool that was held in each step.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ScheduledServer:
         self.computed: Counter[str] = Counter()
         self.num_tokens = 0
         self.num_steps = 0
+        self.usages: list[float] = []
 
     @property
     def running(self) -> list[str]:
@@ -125,6 +128,7 @@ class ScheduledServer:
         schedule = self.scheduler.schedule()
         self.num_steps += 1
         self.num_tokens += schedule.num_tokens
+        self.usages.append(1 - self.pool.num_free / self.pool.num_usable)
         for request in schedule.preempted:
             self.preemptions[request.request_id] += 1
         for request, reason in schedule.failed:
