@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -115,6 +116,15 @@ class ScheduledServer:
         )
         self.requests[name] = request
         self.scheduler.add(request)
+        return request
+
+    def fork(self, name: str, twin: str) -> Request:
+        """A request that goes on from where another one is, in a row of its own."""
+        original = self.requests[name]
+        (handle,) = self.manager.fork(original.handle, 1)
+        request = replace(original, request_id=twin, handle=handle, arrival=len(self.requests))
+        self.requests[twin] = request
+        self.scheduler.running[handle] = request
         return request
 
     def abort(self, name: str) -> None:

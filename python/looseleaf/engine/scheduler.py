@@ -194,6 +194,8 @@ class Scheduler:
         free_rows = self._limits.max_num_seqs - len(self.running)
         for request in islice(self.waiting, _LOOKAHEAD if newcomers and free_rows else 0):
             blocks, count = self._blocks.wanted(request)
+            if count > self._chunk and self._finds_more_soon(request):
+                continue
             if not (free_rows and self._blocks.suffices(request.handle, promised + blocks, self.running)):
                 break
             promised += blocks
@@ -232,9 +234,11 @@ class Scheduler:
                 schedule.failed.append((request, reason))
                 continue
             blocks, remaining = self._blocks.wanted(request)
+            if remaining > self._chunk and self._finds_more_soon(request):
+                continue
             if not self._blocks.suffices(handle, blocks, self.running):
                 return
-            if remaining > self._chunk and (left <= kept or self._finds_more_soon(request)):
+            if remaining > self._chunk and left <= kept:
                 continue
             try:
                 num_cached_tokens = self._manager.admit(handle, 0)
