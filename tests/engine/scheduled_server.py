@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class ScheduledServer:
         preemptions: by name, how often it lost its blocks.
         computed: by name, the tokens computed for it.
         num_tokens: of all steps.
+        num_steps: so far.
+        usages: share of the pool that was held in each step.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class ScheduledServer:
         self.computed: Counter[str] = Counter()
         self.num_tokens = 0
         self.num_steps = 0
+        self.usages: list[float] = []
 
     @property
     def running(self) -> list[str]:
@@ -114,6 +118,15 @@ class ScheduledServer:
         self.scheduler.add(request)
         return request
 
+    def fork(self, name: str, twin: str) -> Request:
+        """A request that goes on from where another one is, in a row of its own."""
+        original = self.requests[name]
+        (handle,) = self.manager.fork(original.handle, 1)
+        request = replace(original, request_id=twin, handle=handle, arrival=len(self.requests))
+        self.requests[twin] = request
+        self.scheduler.running[handle] = request
+        return request
+
     def abort(self, name: str) -> None:
         """End a request in whatever state it is."""
         request = self.requests.pop(name)
@@ -125,6 +138,7 @@ class ScheduledServer:
         schedule = self.scheduler.schedule()
         self.num_steps += 1
         self.num_tokens += schedule.num_tokens
+        self.usages.append(1 - self.pool.num_free / self.pool.num_usable)
         for request in schedule.preempted:
             self.preemptions[request.request_id] += 1
         for request, reason in schedule.failed:

@@ -19,9 +19,10 @@ def server(num_usable: int, policy: str, **options: object) -> ScheduledServer:
 
 def step_until_preempted(server: ScheduledServer) -> list[str]:
     """The victims of the first step that has any."""
-    while True:
+    for _ in range(100):
         if preempted := server.step().preempted:
             return [request.request_id for request in preempted]
+    raise AssertionError("nobody was preempted")
 
 
 # --- fcfs ---------------------------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ class RunningPrompts:
 
         The waiting request finds what that prompt has computed so far, and would find more later.
         """
+        if not self._requests:
+            return None
         found = self._manager.match_prefix(request.handle).num_cached_tokens
         size = self._manager.block_size
         if not found:

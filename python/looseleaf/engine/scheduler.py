@@ -216,19 +216,23 @@ class Scheduler:
     def _wanted_by_short_prompts(self, most: int, *, newcomers: bool) -> int:
         """Tokens, at most ``most``, that prompts with a chunk or less to go could use in this step."""
         remaining = [self._remaining(request.handle) for request in self._prompts]
-        if not any(count > self._chunk for count in remaining):
-            return 0
         wanted = sum(count for count in remaining if count <= self._chunk)
+        beside_long_ones = any(count > self._chunk for count in remaining)
         promised = 0
         free_rows = self._free_rows()
         for request in islice(self.waiting, _LOOKAHEAD if newcomers and free_rows else 0):
             blocks, count = self._blocks.wanted(request)
-            if wanted >= most or not self._blocks.suffices(request.handle, promised + blocks, self.running):
+            if count > self._chunk and self._finds_more_soon(request):
+                continue
+            if not (free_rows and self._blocks.suffices(request.handle, promised + blocks, self.running)):
                 break
+            promised += blocks
             if count <= self._chunk:
                 wanted += count
-                promised += blocks
-        return min(wanted, most)
+                free_rows -= 1
+            else:
+                beside_long_ones = True
+        return min(wanted, most) if beside_long_ones else 0
 
     def _continue_prompts(self, schedule: Schedule, left: int, kept: int) -> tuple[int, int]:
         """Compute more of the running prompts with ``left`` tokens of the step.
@@ -258,9 +262,11 @@ class Scheduler:
                 schedule.failed.append((request, reason))
                 continue
             blocks, remaining = self._blocks.wanted(request)
+            if remaining > self._chunk and self._finds_more_soon(request):
+                continue
             if not self._blocks.suffices(handle, blocks, self.running):
                 return
-            if remaining > self._chunk and (left <= kept or self._finds_more_soon(request)):
+            if remaining > self._chunk and left <= kept:
                 continue
             try:
                 num_cached_tokens = self._manager.admit(handle, 0)
