@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from looseleaf.engine.bounds import bounded_integer, shown
 from looseleaf.errors import InvalidConfigError
@@ -182,7 +182,7 @@ def _boolean(name: str, value: object) -> None:
 
 def _share(name: str, value: object, *, zero: bool = False, one: bool = True) -> None:
     # Comparisons with nan are false.
-    number = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
         lowest, highest = "at least 0" if zero else "above 0", "at most 1" if one else "below 1"
         raise InvalidConfigError(f"{name} must be {lowest} and {highest}, found {shown(value)}")
