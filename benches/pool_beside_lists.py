@@ -1,8 +1,8 @@
 """What do the pool's operations cost beside a list behind a lock, on one thread and on two?
 
 Runs the benchmark of that question, ``rust/core/benches/throughput``, and prints the medians that
-criterion found: nanoseconds per block, of each thread. There is no goal: most rows are lost, and ``README.md``
-says why.
+criterion found: nanoseconds per block, of each thread. There is no goal: most rows are lost, for the
+reasons in ``README.md``.
 """
 
 from __future__ import annotations

@@ -90,10 +90,10 @@ class _NoModel:
     vocab_size, max_model_len, eos_token_ids = VOCABULARY, MAX_MODEL_LEN, (2,)
 
     def forward(self, batch: object) -> torch.Tensor:
-        raise NotImplementedError("tokens come from _FixedTokens")
+        raise AssertionError("tokens come from _FixedTokens")
 
     def copy_blocks(self, copies: torch.Tensor) -> None:
-        raise NotImplementedError("nothing is shared for writing")
+        raise AssertionError("nothing is shared for writing")
 
 
 def _our_engine(num_rows: int) -> LLMEngine:
