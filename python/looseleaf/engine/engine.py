@@ -256,6 +256,8 @@ class LLMEngine:
         if not self._requests:
             return []
         schedule = self._scheduler.schedule()
+        for request in schedule.forked:
+            self._note(request)
         outputs = []
         for request, reason in schedule.failed:
             outputs += self._end(request, Ending("error", error=reason))
@@ -311,11 +313,11 @@ class LLMEngine:
 
     def _seat(self, schedule: Schedule) -> None:
         """Note what only changes when a request takes or loses its row."""
-        for request in schedule.forked:
-            self._note(request)
         for request in (*schedule.admitted, *schedule.forked):
+            if request.handle not in self._scheduler.running:
+                continue  # it forked off and lost its row again in one step
             row = self.manager.row(request.handle)
-            assert row is not None, "it took one just now"
+            assert row is not None, "it runs"
             self._by_row[row] = request
             self._sampler.set_row(
                 row,
