@@ -1,7 +1,8 @@
 """Whatever the scheduler does, every request writes what it would have written alone.
 
-Hypothesis draws arrivals, lengths, budgets, pool sizes, block sizes, thresholds, salts, aborts and failing
-steps. The oracle computes each text from its tokens, without engine, pool or cache.
+Hypothesis draws arrivals, lengths, budgets, pool sizes, block sizes, thresholds, policies, priorities,
+watermarks, salts, aborts and failing steps. The oracle computes each text from its tokens, without engine,
+pool or cache.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from engine.made_up_model import (
     made_up_engine,
 )
 from looseleaf import RequestOutput, SamplingParams
+from looseleaf.engine.config import SCHEDULING_POLICIES
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.prompts import TokenPrompt
 from looseleaf.engine.sampling_params import RequestOutputKind
@@ -35,6 +37,7 @@ class Arrival:
     prompt: TokenPrompt
     params: SamplingParams
     abort_at: int | None
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def arrivals(draw: st.DrawFn, trunk: list[int]) -> Arrival:
         prompt=TokenPrompt(trunk[:shared] + own, cache_salt=salt),
         params=params,
         abort_at=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 25))),
+        priority=draw(st.integers(-2, 2)),
     )
 
 
@@ -84,6 +88,9 @@ def workloads(draw: st.DrawFn) -> Workload:
         "max_num_batched_tokens": max_num_seqs + draw(st.sampled_from([0, 1, 5, 17, 64])),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3, 10])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
+        "scheduling_policy": draw(st.sampled_from(SCHEDULING_POLICIES)),
+        "priority_aging_steps": draw(st.sampled_from([0, 0, 1, 8])),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])),
     }
     trunk = draw(st.lists(TOKENS, min_size=1, max_size=24))
     return Workload(
@@ -103,7 +110,7 @@ def run(workload: Workload) -> tuple[LLMEngine, dict[str, RequestOutput]]:
     while step < 7 or engine.has_unfinished_requests():
         for index, arrival in enumerate(workload.arrivals):
             if arrival.step == step:
-                engine.add_request(str(index), arrival.prompt, arrival.params)
+                engine.add_request(str(index), arrival.prompt, arrival.params, priority=arrival.priority)
             if arrival.abort_at == step:
                 for output in engine.abort_request([str(index)]):
                     streamed.setdefault(str(index), []).extend(output.outputs[0].token_ids)
@@ -139,6 +146,7 @@ def alone(arrival: Arrival, num_arrivals_before: int) -> tuple[list[int], str | 
 @given(workload=workloads())
 def test_every_request_writes_what_it_would_write_alone(workload):
     engine, outputs = run(workload)
+    event(f"policy: {workload.options['scheduling_policy']}")
     event(f"preemptions: {min(engine.stats.num_preemptions, 3)}")
     event(f"cached tokens: {engine.stats.num_cached_tokens > 0}")
     order = sorted(range(len(workload.arrivals)), key=lambda index: (workload.arrivals[index].step, index))
@@ -191,7 +199,7 @@ def test_a_second_run_over_the_same_cache_writes_the_same(workload):
         for index, arrival in enumerate(workload.arrivals):
             seed = index if arrival.params.seed is None else arrival.params.seed
             params = replace(arrival.params, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY)
-            engine.add_request(f"{turn} {index}", arrival.prompt, params)
+            engine.add_request(f"{turn} {index}", arrival.prompt, params, priority=arrival.priority)
         outputs = {}
         while engine.has_unfinished_requests():
             outputs |= {output.request_id: output for output in engine.step()}
