@@ -116,7 +116,7 @@ def test_several_prompts_are_written_in_order_under_their_titles(run: Run) -> No
     assert run("--prompt", "hello", "--prompt", "you", "--max-tokens", "4").code == 0
     first = text_after(CHAT.format("hello"), max_tokens=4)
     second = text_after(CHAT.format("you"), max_tokens=4)
-    assert run.out == f"[1] hello\n{first}\n\n[2] you\n{second}\n\n"
+    assert run.out == f"[prompt 1] hello\n{first}\n\n[prompt 2] you\n{second}\n\n"
 
 
 def test_texts_stand_in_the_order_of_the_prompts_and_not_of_their_ends(
@@ -146,7 +146,7 @@ def test_json_says_all_about_a_prompt(run: Run) -> None:
     assert len(item.pop("token_ids")) == 3
     assert item == {
         "index": 0,
-        "source": "--prompt 1",
+        "source": "prompt 1",
         "prompt": "hi",
         "text": text_after("^hi", max_tokens=3, ignore_eos=True),
         "finish_reason": "length",
@@ -199,7 +199,7 @@ def test_figures_go_to_standard_error_or_into_the_last_object(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--prompt", ""], "--prompt 1: the prompt is empty"),
+        (["--prompt", ""], "looseleaf: prompt 1: the prompt is empty"),
         (["--prompt", "a" * 64], "leaves no room for an output"),
         (
             ["--prompt", "a", "--temperature", "-1"],
@@ -223,6 +223,11 @@ def test_figures_go_to_standard_error_or_into_the_last_object(run: Run) -> None:
         (["--prompt", "a", "--file", "b"], "not allowed with argument --prompt"),
         (["--file", "/nowhere/at/all"], "--file /nowhere/at/all: No such file or directory"),
         (["--file", os.devnull], f"--file {os.devnull} has no prompts"),
+        (["--prompt", os.fsdecode(b"a\xff")], "prompt 1: not UTF-8 text: byte 0xff"),
+        (
+            ["--prompt", "a", "--system", os.fsdecode(b"\xff")],
+            "looseleaf: --system: not UTF-8 text: byte 0xff",
+        ),
     ],
 )
 def test_bad_input_says_what_is_wrong_and_ends_with_2(run: Run, words: list[str], sentence: str) -> None:
@@ -248,7 +253,8 @@ def test_a_bad_line_stops_all_unless_told_to_keep_going(run: Run, lines: Callabl
     assert "line 1: not valid JSON" in run.err
     assert "line 2: not valid JSON" in run.err
     assert "line 4: temperature must be" in run.err
-    assert "--keep-going runs the other 2" in run.err
+    assert run.settings == {}  # the model is not loaded for this, and may refuse more
+    assert "nothing was run, 3 of 5 prompts refused; --keep-going runs the others that suit the" in run.err
 
     assert run("--file", path, "--raw", "--keep-going", "--json").code == 2
     assert [item["index"] for item in run.objects] == [0, 1, 2, 3, 4]
@@ -256,6 +262,76 @@ def test_a_bad_line_stops_all_unless_told_to_keep_going(run: Run, lines: Callabl
     assert run.objects[4]["source"] == "line 5"
     assert "must be from 0 to 60, the vocabulary, found 61" in run.objects[4]["error"]
     assert "line 5: prompt_token_ids must be from 0 to 60" in run.err
+
+
+def test_a_line_that_the_model_refuses_stops_all_before_anything_is_computed(
+    run: Run, lines: Callable[..., str]
+) -> None:
+    path = lines('"ho"', {"prompt_token_ids": [61]}, '"ha"')
+    assert run("--file", path, "--raw").code == 2
+    assert run.out == ""
+    assert run.model.num_passes == 0
+    assert run.err.splitlines() == [
+        "looseleaf: line 2: prompt_token_ids must be from 0 to 60, the vocabulary, found 61",
+        "looseleaf: nothing was run, 1 of 3 prompts refused; --keep-going runs the other 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt must be a non-empty string, found ''"),
+        ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt has half of a surrogate pair at character 0"),
+        ({"prompt": "ab\ud800"}, "prompt has half of a surrogate pair at character 2 (from 0)"),
+        ({"prompt_token_ids": [3, -1]}, "prompt_token_ids must be from 0 up, found -1"),
+        ({"prompt_token_ids": [True]}, "prompt_token_ids must be a list of integers, found true in it"),
+        (
+            {"prompt": "a", "stop_token_ids": [True]},
+            "stop_token_ids must be an integer of at least 0, found True",
+        ),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be an integer of at least 1, found 0"),
+    ],
+)
+def test_what_no_model_takes_is_refused_before_one_is_loaded(
+    run: Run, lines: Callable[..., str], line: dict[str, Any], sentence: str
+) -> None:
+    assert run("--file", lines('"fine"', line)).code == 2
+    assert run.settings == {}
+    assert f"looseleaf: line 2: {sentence}" in run.err
+
+
+def test_titles_and_refusals_count_alike(run: Run, lines: Callable[..., str]) -> None:
+    path = lines('"ho"', "", "{broken", {"prompt_token_ids": [61]}, '"ha"')
+    assert run("--file", path, "--raw", "--keep-going").code == 2
+    assert [line.split("]")[0] for line in run.out.splitlines() if line.startswith("[")] == [
+        "[line 1",
+        "[line 5",
+    ]
+    assert [line.split(":")[1] for line in run.err.splitlines()] == [" line 3", " line 4"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--temperature", "-1"], "temperature must be a finite number at least 0, found -1.0"),
+        (["--stop-token-id", "61"], "stop_token_ids must be from 0 to 60, the vocabulary, found 61"),
+        (["--min-tokens", "257"], "min_tokens must be at most max_tokens (256), found 257"),
+    ],
+)
+def test_a_flag_at_fault_is_named_once_and_without_a_prompt(
+    run: Run, lines: Callable[..., str], flags: list[str], sentence: str
+) -> None:
+    for more in ([], ["--keep-going"]):
+        assert run("--file", lines('"a"', {"prompt": "b", "top_k": 5}), "--raw", *flags, *more).code == 2
+        assert run.err == f"looseleaf: {sentence}\n"
+
+
+def test_a_prompt_whose_own_fields_are_at_fault_is_named(run: Run, lines: Callable[..., str]) -> None:
+    path = lines('"a"', {"prompt": "b", "stop_token_ids": [61]}, {"prompt": "c", "min_tokens": 300})
+    assert run("--file", path, "--raw", "--keep-going", "--json").code == 2
+    assert [item["index"] for item in run.objects if "error" in item] == [1, 2]
+    assert "line 2: stop_token_ids must be from 0 to 60" in run.err
+    assert "line 3: min_tokens must be at most max_tokens (256), found 300" in run.err
 
 
 def test_only_bad_lines_load_no_model(run: Run, lines: Callable[..., str]) -> None:

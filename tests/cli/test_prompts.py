@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_a_string_and_an_object_are_prompts() -> None:
         (b"hello", "not valid JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b'"\xff"', "not UTF-8"),
+        (b'"a', "not valid JSON: Unterminated string starting at column 1"),
+        (b'"a\tb"', "not valid JSON: Invalid control character at column 3"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "no number here has 5000 digits: 11111111111111111111…"),
         (b"17", "expected a string or an object, found 17"),
         (b"null", "expected a string or an object, found null"),
         (b'["a"]', "expected a string or an object, found a list"),
@@ -97,4 +101,10 @@ def test_standard_input_is_one_prompt_without_its_closing_line_end() -> None:
 
 
 def test_flags_are_numbered() -> None:
-    assert from_flags(["a", "b"]) == [Prompt("--prompt 1", "a"), Prompt("--prompt 2", "b")]
+    assert from_flags(["a", "b"]) == [Prompt("prompt 1", "a"), Prompt("prompt 2", "b")]
+
+
+def test_a_flag_that_was_not_utf8_says_where() -> None:
+    good, bad = from_flags(["a", os.fsdecode(b"ab\xff")])
+    assert good == Prompt("prompt 1", "a")
+    assert bad == BadPrompt("prompt 2", "not UTF-8 text: byte 0xff behind 2 characters")

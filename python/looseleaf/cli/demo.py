@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from looseleaf.cli import generate, options
+from looseleaf.cli.exit_codes import MEANINGS
 
 # Nine blocks of sixteen tokens that every chat needs, and that are computed and stored once.
 _SYSTEM = """\
@@ -33,6 +34,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "demo",
         help="several chats that share a system prompt",
         description="Answer several chats that share a system prompt, and say what sharing it saved.",
+        epilog=MEANINGS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_model_flag(parser)
     options.add_output_flags(parser)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from looseleaf.cli import options, prompts
-from looseleaf.cli.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED
+from looseleaf.cli.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED, MEANINGS
 from looseleaf.cli.jobs import for_engine, with_params
 from looseleaf.cli.prompts import BadPrompt, Prompt
 from looseleaf.cli.results import InOrder, JsonWriter, Refused, TextWriter, Writer
@@ -25,8 +25,6 @@ several come in the order of the prompts.
 
 A line of --file is a JSON string, or an object with "prompt" or "prompt_token_ids", and any of "cache_salt"
 and the sampling flags' names (max_tokens, temperature, ...) for this prompt alone.
-
-Exit codes: 0 all done, 1 failed, 2 bad input, 130 stopped by Ctrl-C with what was done written.
 """
 
 
@@ -40,6 +38,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "generate",
         help="continue prompts or answer them",
         description=_DESCRIPTION,
+        epilog=MEANINGS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
@@ -73,18 +72,26 @@ def run(args: argparse.Namespace) -> int:
         UsageError: flags do not go together, or there is nothing to read.
         LooseleafError: the model or the engine refuses what was asked for.
     """
-    if args.system is not None and args.chat is False:
-        raise UsageError("--system is part of a chat: leave out --raw")
+    if sys.stdout is None:
+        raise UsageError("standard output is closed: there is nowhere to write")
+    if args.system is not None:
+        if args.chat is False:
+            raise UsageError("--system is part of a chat: leave out --raw")
+        try:
+            prompts.check_argument(args.system)
+        except ValueError as error:
+            raise UsageError(f"--system: {error}") from None
     entries = _entries(args)
     jobs, refused = with_params(entries, options.CLI_SAMPLING | options.given(args, options.SAMPLING_FIELDS))
-    if not _may_run(jobs, refused, keep_going=args.keep_going):
+    others = "the others that suit the model"  # which is not loaded yet
+    if not _may_run(jobs, refused, others, keep_going=args.keep_going):
         return BAD_INPUT
     log = log_to(sys.stderr, quiet=args.quiet)
     from looseleaf import LLM  # loads torch, which takes seconds: what can be refused is refused before
 
     llm = LLM(args.model, **options.given(args, options.ENGINE_FIELDS))
     agreed, unfit = for_engine(llm, jobs, chat=args.chat, system=args.system)
-    if not _may_run(agreed, unfit, keep_going=args.keep_going):
+    if not _may_run(agreed, unfit, f"the other {len(agreed)}", keep_going=args.keep_going):
         return BAD_INPUT
     writer: Writer = (
         JsonWriter(sys.stdout) if args.json else TextWriter(sys.stdout, sys.stderr, titled=len(entries) > 1)
@@ -126,10 +133,13 @@ def _entries(args: argparse.Namespace) -> list[Prompt | BadPrompt]:
     return [prompts.from_stdin(stdin)]
 
 
-def _may_run(runnable: Sequence[object], refused: Sequence[Refused], *, keep_going: bool) -> bool:
-    """Report what was refused, and say whether the rest is to run."""
+def _may_run(
+    runnable: Sequence[object], refused: Sequence[Refused], others: str, *, keep_going: bool
+) -> bool:
+    """Report what was refused, and say whether the ``others`` are to run."""
     for bad in refused:
         print(f"looseleaf: {bad.why}", file=sys.stderr)
     if refused and not keep_going and runnable:
-        print(f"looseleaf: nothing was run; --keep-going runs the other {len(runnable)}", file=sys.stderr)
+        counts = f"{len(refused)} of {len(refused) + len(runnable)} prompts refused"
+        print(f"looseleaf: nothing was run, {counts}; --keep-going runs {others}", file=sys.stderr)
     return bool(runnable) and (keep_going or not refused)

@@ -1,7 +1,6 @@
 """The entry point: reads the command line, and turns every ending into an exit code.
 
-0 means that all was done; 1 that the run failed, a closed output pipe included; 2 that the input was bad; 130
-that Ctrl-C stopped it, after what was done had been written.
+:mod:`looseleaf.cli.exit_codes` has them.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from looseleaf.cli import demo, generate
-from looseleaf.cli.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from looseleaf.cli.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, MEANINGS
 from looseleaf.errors import (
     InvalidConfigError,
     LooseleafError,
@@ -47,7 +47,10 @@ class _Version(argparse.Action):
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
-        prog="looseleaf", description="Text from a language model, on paged memory."
+        prog="looseleaf",
+        description="Text from a language model, on paged memory.",
+        epilog=MEANINGS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -65,13 +68,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         the exit code.
     """
-    args = build_parser().parse_args(argv)
+    if sys.stderr is None:  # it was closed; print() would then take standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code: int = args.run(args)
-        sys.stdout.flush()
+        return _run(argv)
     except BrokenPipeError:
-        _discard_output()
-        return FAILED
+        _let_go_of_streams()
+    except OSError as error:
+        if error.filename is not None:  # not of a stream that is open
+            raise
+        _let_go_of_streams()
+        print(f"looseleaf: the output cannot be written: {error.strerror}", file=sys.stderr)
+    return FAILED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """Run one command, and write all that there is to say about it."""
+    try:
+        args = build_parser().parse_args(argv)
+        code: int = args.run(args)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -81,11 +96,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LooseleafError as error:
         print(f"looseleaf: {error}", file=sys.stderr)
         return FAILED
+    finally:
+        for stream in _streams():  # argparse's help, too
+            stream.flush()
     return code
 
 
-def _discard_output() -> None:
-    """Nobody reads any more: let the interpreter flush its last bytes into nothing instead of complaining."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def _streams() -> list[TextIO]:
+    """Standard output, unless it was closed, and standard error."""
+    return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+
+
+def _let_go_of_streams() -> None:
+    """Let the interpreter flush what nobody takes into nothing, instead of complaining at its end."""
+    for stream in _streams():
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

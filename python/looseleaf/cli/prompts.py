@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 from looseleaf.cli.options import SAMPLING_FIELDS
 
+# Far beyond every limit, and below what Python refuses to read.
+_MOST_DIGITS = 1000
 _CONTENT_FIELDS = ("prompt", "prompt_token_ids")
 _LINE_FIELDS = (*_CONTENT_FIELDS, "cache_salt", *SAMPLING_FIELDS)
 
@@ -23,7 +25,7 @@ class Prompt:
     """One thing to continue or answer.
 
     Attributes:
-        source: where it was given, for messages: ``--prompt 2`` or ``line 7``.
+        source: where it was given, for messages and titles: ``prompt 2`` or ``line 7``.
         content: text, or token ids that are used as they are.
         sampling: fields that override the flags for this prompt.
         cache_salt: prompts share cached blocks only with those of the same salt.
@@ -46,9 +48,22 @@ class BadPrompt:
         return f"{self.source}: {self.reason}"
 
 
-def from_flags(texts: list[str]) -> list[Prompt]:
+def from_flags(texts: list[str]) -> list[Prompt | BadPrompt]:
     """The values of ``--prompt``, in order."""
-    return [Prompt(f"--prompt {number}", text) for number, text in enumerate(texts, start=1)]
+    return [_from_flag(f"prompt {number}", text) for number, text in enumerate(texts, start=1)]
+
+
+def check_argument(text: str) -> None:
+    """Refuse a word of the command line that was not UTF-8.
+
+    Raises:
+        ValueError: it was not; Python stands such bytes in for by halves of surrogate pairs.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise ValueError(f"not UTF-8 text: byte 0x{byte:02x} behind {error.start} characters") from None
 
 
 def from_file(path: str, stdin: BinaryIO | None) -> list[Prompt | BadPrompt]:
@@ -79,16 +94,25 @@ def from_stdin(stdin: BinaryIO) -> Prompt | BadPrompt:
         return BadPrompt("standard input", f"not UTF-8 text: {error}")
 
 
+def _from_flag(source: str, text: str) -> Prompt | BadPrompt:
+    try:
+        check_argument(text)
+    except ValueError as error:
+        return BadPrompt(source, str(error))
+    return Prompt(source, text)
+
+
 def _from_line(number: int, line: bytes) -> Prompt | BadPrompt:
     source = f"line {number}"
     try:
-        return _parse(source, json.loads(line.decode("utf-8-sig")))
+        return _parse(source, json.loads(line.decode("utf-8-sig"), parse_int=_integer))
     except RecursionError:
         return BadPrompt(source, "not valid JSON: nested too deeply")
     except UnicodeDecodeError as error:
         return BadPrompt(source, f"not UTF-8 text: {error}")
     except json.JSONDecodeError as error:
-        return BadPrompt(source, f"not valid JSON: {error.msg} at column {error.colno}")
+        # Some of these messages end in the word themselves.
+        return BadPrompt(source, f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}")
     except ValueError as error:
         return BadPrompt(source, str(error))
 
@@ -110,6 +134,12 @@ def _parse(source: str, value: object) -> Prompt:
     if "prompt" in value:
         return Prompt(source, _text(value["prompt"]), sampling, salt)
     return Prompt(source, _token_ids(value["prompt_token_ids"]), sampling, salt)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"no number here has {len(digits)} digits: {digits[:20]}…")
+    return int(digits)
 
 
 def _text(value: object) -> str:

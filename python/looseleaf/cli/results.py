@@ -77,7 +77,7 @@ class TextWriter:
             return
         text = completion.text
         if self._titled:
-            text = f"[{result.index + 1}] {title(result.prompt)}\n{text}\n"
+            text = f"[{result.prompt.source}] {title(result.prompt)}\n{text}\n"
         self._stream.write(text + "\n")
         self._stream.flush()
 

@@ -71,7 +71,20 @@ def tokenized(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:
     """Turn a prompt into token ids; the tokenizer adds its special tokens to text.
 
     Raises:
-        RequestError: the prompt has another form, or is text and the model has no tokenizer.
+        RequestError: as for :func:`parted`; or the prompt is text and the model has no tokenizer.
+    """
+    text, token_ids, salt = parted(prompt)
+    if token_ids is None:
+        assert text is not None, "a prompt has one of the two"
+        token_ids = _encode(text, tokenizer, add_special_tokens=True)
+    return TokenPrompt(token_ids, text, salt)
+
+
+def parted(prompt: Prompt) -> tuple[str | None, list[int] | None, str | None]:
+    """The text, the token ids and the salt of a prompt, with all checks that need no model.
+
+    Raises:
+        RequestError: the prompt has another form, or something that no model takes.
     """
     fields: Mapping[str, Any]
     if isinstance(prompt, str):
@@ -86,18 +99,17 @@ def tokenized(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:
     if unknown:
         raise RequestError(f"a prompt may have the keys {', '.join(_KEYS)}, found {unknown[0]!r}")
     text, token_ids, salt = (fields.get(key) for key in _KEYS)
-    if text is not None and not isinstance(text, str):
-        raise RequestError(f"prompt must be a string, found {shown(text)}")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise RequestError(f"cache_salt must be a non-empty string, found {shown(salt)}")
-    if salt is not None:
-        refuse_surrogates("cache_salt", salt)
-    if token_ids is not None:
-        return TokenPrompt(_integers(token_ids), text, salt)
-    if text is None:
+    if text is None and token_ids is None:
         raise RequestError("a prompt needs one of the keys prompt and prompt_token_ids")
-    refuse_surrogates("prompt", text)
-    return TokenPrompt(_encode(text, tokenizer, add_special_tokens=True), text, salt)
+    if text is not None:
+        if not isinstance(text, str):
+            raise RequestError(f"prompt must be a string, found {shown(text)}")
+        refuse_surrogates("prompt", text)
+    if salt is not None:
+        if not isinstance(salt, str) or not salt:
+            raise RequestError(f"cache_salt must be a non-empty string, found {shown(salt)}")
+        refuse_surrogates("cache_salt", salt)
+    return text, None if token_ids is None else _integers(token_ids), salt
 
 
 def rendered(
@@ -191,4 +203,6 @@ def _integers(token_ids: Iterable[Any]) -> list[int]:
         items = None
     if items is None or bool in map(type, items):  # True would pass as token 1
         raise RequestError(f"prompt_token_ids must be a list of integers, found {shown(token_ids)}")
+    if (lowest := min(ids, default=0)) < 0:
+        raise RequestError(f"prompt_token_ids must be from 0 up, found {shown(lowest)}")
     return ids
