@@ -104,8 +104,14 @@ format: build ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(PYTHON_SOURCES)
 
 .PHONY: bench
-bench: build ## every script in benches/, each a table
+bench: build ## every benchmark, each a table; benches/README.md says which question it answers
 	@for script in benches/*.py; do $(BIN)/python $$script; done
+	@cargo bench --locked --quiet -p looseleaf --bench footprint --bench longest_stall
+
+# Counts, not times: they are the same on a busy machine. A count may be a tenth above its record.
+.PHONY: instructions
+instructions: ## instructions per operation of the core, held to benches/instructions.json; needs valgrind
+	@$(PYTHON) benches/instructions.py --check
 
 .PHONY: clean
 clean: ## remove what the other targets made, the environment included

@@ -25,8 +25,14 @@ if any(importlib.util.find_spec(package) is None for package in ("torch", "trans
 # Shared machines pause for longer than any deadline that would mean something.
 settings.register_profile("dev", max_examples=25, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, print_blob=True)
+# A machine of states is driven through a million steps.
 settings.register_profile(
-    "nightly", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "nightly",
+    max_examples=2000,
+    stateful_step_count=500,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 

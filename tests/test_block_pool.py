@@ -282,6 +282,23 @@ def test_a_snapshot_is_read_in_place_by_numpy():
     assert snapshot.ref_cnt[1] == 2, "what was taken stays as it was"
 
 
+def test_a_list_is_refused_by_another_pool_and_where_raw_ids_are_released():
+    ours, theirs = BlockPool(8), BlockPool(8)
+    theirs.allocate(3).into_ids()
+    blocks = ours.allocate(2)
+    for misuse in (lambda: theirs.share(blocks), lambda: theirs.publish_prefix(blocks, [key(1)])):
+        with pytest.raises(errors.ForeignBlocksError, match="blocks of another pool"):
+            misuse()
+    for pool in (ours, theirs):
+        with pytest.raises(errors.ForeignBlocksError, match="call its release"):
+            pool.release(blocks)
+    assert [ours.ref_cnt(block) for block in blocks] == [1, 1]
+    ours.share(blocks)
+    ours.release(list(blocks))
+    blocks.release()
+    assert (ours.num_free, theirs.num_free) == (7, 4)
+
+
 def test_a_list_outlives_the_last_name_of_its_pool():
     blocks = BlockPool(8).allocate(3)
     gc.collect()

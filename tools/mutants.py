@@ -1,10 +1,12 @@
 """Plants bugs in the Rust core, one at a time, and shows which test finds each.
 
-The bugs are listed in `mutants.toml`, each with the invariant it breaks and the tests that have to find it. They are
-planted in a copy of the sources below the target folder, which is kept, so that only the core is compiled again. A
-bug that does not compile, or that makes a test hang, is not found: a test has to say what is wrong.
+The bugs are listed in `mutants.toml`, each with the invariant it breaks and the tests that have to find it.
+They are planted in a copy of the sources below the target folder, which is kept, so that only the core is
+compiled again. A bug that does not compile, or that makes a test hang, is not found: a test has to say what
+is wrong.
 
-Exit codes: 0 if every bug was found, 1 if not, 2 if the list does not fit the sources or the tests fail without a bug.
+Exit codes: 0 if every bug was found, 1 if not, 2 if the list does not fit the sources, or if one of its
+tests fails without a bug.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ LIST = Path(__file__).with_suffix(".toml")
 # Several times what the slowest of the listed tests needs.
 TIMEOUT_S = 240
 
-# CoreTest targets whose names begin like this run on the atomics of that scheduler, see rust/core/src/sync.rs.
+# Targets whose names begin like this run on the atomics of that scheduler, see rust/core/src/sync.rs.
 SCHEDULERS = ("loom", "shuttle", "crash_stop")
 
 
 @dataclass(slots=True, frozen=True)
 class CoreTest:
-    """One test of the core: `lib` or the name of a file or folder in rust/core/tests, and the path of the function."""
+    """One test of the core: `lib` or a file or folder of rust/core/tests, and the path of the test in it."""
 
     target: str
     name: str
@@ -151,7 +153,7 @@ class Scratch:
         return True
 
     def restore(self) -> None:
-        """Makes the copy equal to the sources. Files that are equal keep their times, so cargo keeps what it built."""
+        """Makes the copy equal to the sources. Equal files keep their times, so cargo keeps what it built."""
         wanted = [Path("Cargo.toml"), Path("Cargo.lock")]
         wanted += [path.relative_to(self.root) for path in (self.root / "rust").rglob("*") if path.is_file()]
         for path in wanted:

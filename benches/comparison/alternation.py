@@ -21,11 +21,14 @@ class Comparison:
         peer: the other side.
         disagreements: in which results the two, or they and published figures, differ; a faster wrong answer
             wins nothing.
+        most_at_once: operations of either side that are readied together, at most; a sample takes several
+            rounds then. For operations whose inputs would otherwise fill the memory as no server's do.
     """
 
     ours: Side
     peer: Side
     disagreements: tuple[str, ...] = ()
+    most_at_once: int | None = None
 
 
 def alternate(comparison: Comparison, repeats: int, sample_s: float) -> tuple[float, float]:
@@ -40,7 +43,8 @@ def alternate(comparison: Comparison, repeats: int, sample_s: float) -> tuple[fl
         The median seconds per operation of ours and of the peer.
     """
     sides = (comparison.ours, comparison.peer)
-    counts = [_operations_that_last(side, sample_s) for side in sides]
+    rounds = comparison.most_at_once
+    counts = [_operations_that_last(side, sample_s, rounds) for side in sides]
     # What exists by now lives as long as the run. A server freezes it too, so that collections that the timed
     # work triggers do not scan it.
     gc.collect()
@@ -50,22 +54,25 @@ def alternate(comparison: Comparison, repeats: int, sample_s: float) -> tuple[fl
         # Who comes second finds the caches warmed or soiled by who came first.
         order = (0, 1) if repeat % 2 == 0 else (1, 0)
         for index in order:
-            samples[index].append(_time(sides[index], counts[index]) / counts[index])
+            samples[index].append(_time(sides[index], counts[index], rounds) / counts[index])
     gc.unfreeze()
     return statistics.median(samples[0]), statistics.median(samples[1])
 
 
-def _operations_that_last(side: Side, seconds: float) -> int:
+def _operations_that_last(side: Side, seconds: float, most_at_once: int | None) -> int:
     """How many operations take about so long. Doubles up to a quarter of it, which also warms up."""
     operations = 1
-    while (elapsed := _time(side, operations)) < seconds / 4:
+    while (elapsed := _time(side, operations, most_at_once)) < seconds / 4:
         operations *= 2
     return max(1, round(operations * seconds / elapsed))
 
 
-def _time(side: Side, operations: int) -> float:
-    perform = side(operations)
-    gc.collect()
-    started = time.perf_counter()
-    perform()
-    return time.perf_counter() - started
+def _time(side: Side, operations: int, most_at_once: int | None) -> float:
+    elapsed = 0.0
+    for done in range(0, operations, most_at_once or operations):
+        perform = side(min(most_at_once or operations, operations - done))
+        gc.collect()
+        started = time.perf_counter()
+        perform()
+        elapsed += time.perf_counter() - started
+    return elapsed

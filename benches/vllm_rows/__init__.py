@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from comparison.alternation import Comparison
 
-from vllm_rows import hashing, pool, sequences, trace
+from vllm_rows import hashing, pool, sequences, steps, trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +37,7 @@ ROWS = {
     "request_cycle_8192": RowSpec(15, sequences.request_cycle),
     "append_1": RowSpec(10, sequences.append),
     "trace_conversation_10000": RowSpec(10, trace.conversation, "ms", 1e3),
+    "step_64": RowSpec(10, partial(steps.decode, 64)),
+    "step_256": RowSpec(10, partial(steps.decode, 256)),
+    "step_512": RowSpec(20, partial(steps.decode, 512)),
 }

@@ -22,6 +22,9 @@ SHARED_TOKENS = PROMPT_TOKENS * 9 // 10 // BLOCK_SIZE * BLOCK_SIZE
 # More than the pool keeps the tails of, so that a prompt's tail is evicted before the prompt comes again.
 NUM_PROMPTS = 640
 
+# Requests that either side has at a time, as a busy server does.
+WAITING_REQUESTS = 256
+
 SHORT_PROMPT_TOKENS = 512
 APPENDED_TOKENS = 8192
 
@@ -55,7 +58,7 @@ def prefix_cycle() -> Comparison:
 
         return perform
 
-    return Comparison(ours_side, peer_side, disagreements)
+    return Comparison(ours_side, peer_side, disagreements, WAITING_REQUESTS)
 
 
 def request_cycle() -> Comparison:
@@ -84,7 +87,7 @@ def request_cycle() -> Comparison:
 
         return perform
 
-    return Comparison(ours_side, peer_side, disagreements)
+    return Comparison(ours_side, peer_side, disagreements, WAITING_REQUESTS)
 
 
 def append() -> Comparison:

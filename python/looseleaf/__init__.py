@@ -1,15 +1,15 @@
 """looseleaf: the KV-cache block pool for Python LLM servers, and an engine that proves it.
 
-Importing this package loads neither the compiled extension, NumPy nor torch: each name below is imported when
-it is first used.
+Importing this package loads no other module, neither the compiled extension nor NumPy or torch: each name
+below is imported when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # what type checkers take for typing's own, which would load two dozen modules
 if TYPE_CHECKING:
+    from typing import Any
+
     from looseleaf._core import (
         AllBlocksCleared,
         BlockHasher,
@@ -25,8 +25,14 @@ if TYPE_CHECKING:
         LayerSpec,
     )
     from looseleaf.block_manager import BlockManager
+    from looseleaf.engine.beam_search import BeamSearchParams
     from looseleaf.engine.llm import LLM
-    from looseleaf.engine.outputs import CompletionOutput, RequestOutput
+    from looseleaf.engine.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        RequestOutput,
+    )
     from looseleaf.engine.sampling_params import SamplingParams
 
 _HOME = {
@@ -44,6 +50,9 @@ _HOME = {
     "LayerSpec": "looseleaf._core",
     "BlockManager": "looseleaf.block_manager",
     "LLM": "looseleaf.engine.llm",
+    "BeamSearchOutput": "looseleaf.engine.outputs",
+    "BeamSearchParams": "looseleaf.engine.beam_search",
+    "BeamSearchSequence": "looseleaf.engine.outputs",
     "CompletionOutput": "looseleaf.engine.outputs",
     "RequestOutput": "looseleaf.engine.outputs",
     "SamplingParams": "looseleaf.engine.sampling_params",
@@ -52,6 +61,9 @@ _HOME = {
 __all__ = [
     "LLM",
     "AllBlocksCleared",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "BlockHasher",
     "BlockKeys",
     "BlockList",
@@ -77,8 +89,10 @@ def __getattr__(name: str) -> Any:
 
         return __version__
     if name in _HOME:
+        from importlib import import_module
+
         try:
-            return getattr(importlib.import_module(_HOME[name]), name)
+            return getattr(import_module(_HOME[name]), name)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("looseleaf"):
                 raise

@@ -60,6 +60,10 @@ class DuplicateBlockError(PoolError, ValueError):
     """The same block id appears twice in one call."""
 
 
+class ForeignBlocksError(PoolError, ValueError):
+    """A ``BlockList`` was passed where its blocks have no business: another pool, or a release of raw ids."""
+
+
 class AlreadyPublishedError(PoolError, ValueError):
     """The block already carries a hash."""
 
@@ -111,7 +115,11 @@ class InvalidTokensError(ManagerError, ValueError):
 
 
 class ConcurrentUseError(ManagerError, RuntimeError):
-    """A second thread entered a manager, or a pool's events: each has one user at a time and never waits."""
+    """Something that has one user at a time and never waits was entered by a second one.
+
+    For a manager and for a pool's events that is a second thread; for an ``LLM``, also a call from within one
+    of its own steps.
+    """
 
 
 class InvalidBufferError(LooseleafError, ValueError):

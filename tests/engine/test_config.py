@@ -28,6 +28,8 @@ from looseleaf.errors import InvalidConfigError, UnsupportedError
         ("enable_prefix_caching", "yes"),
         ("prefix_caching_hash_algo", "md5"),
         ("max_num_seqs", 0),
+        ("max_num_seqs", 2**16 + 1),
+        ("max_num_batched_tokens", 2**31),
         ("max_num_batched_tokens", 0),
         ("long_prefill_token_threshold", -1),
         ("max_model_len", 0),

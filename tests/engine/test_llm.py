@@ -66,8 +66,48 @@ def test_a_bad_prompt_among_good_ones_is_named_and_nothing_is_computed(llm):
     assert llm.llm_engine.stats.num_steps == 0
     with pytest.raises(RequestError, match="2 prompts need one SamplingParams or as many, found 3"):
         llm.generate(["a", "b"], [GREEDY] * 3)
-    with pytest.raises(RequestError, match="sampling_params must be SamplingParams, found 'greedy'"):
+    with pytest.raises(RequestError, match=r"sampling_params must be SamplingParams, .* found 'greedy'"):
         llm.generate(["a"], ["greedy"])
+
+
+@pytest.mark.parametrize("prompts", [5, None, b"hello", 1.5])
+def test_what_is_no_prompt_is_refused_with_the_forms_that_are(llm, prompts):
+    with pytest.raises(RequestError, match=r"prompts must be text, .*, or a list of such, found ") as caught:
+        llm.generate(prompts, GREEDY)
+    assert str(caught.value).endswith(repr(prompts))
+    with pytest.raises(RequestError, match=r"prompt 1 of 2 \(from 0\): a prompt must be text, token ids or"):
+        llm.generate(["fine", prompts], GREEDY)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 5}, [{"max_tokens": 5}]])
+def test_parameters_in_a_dictionary_are_refused_with_what_to_write(llm, params):
+    with pytest.raises(RequestError, match=r"found \{'max_tokens': 5\}; write SamplingParams\("):
+        llm.generate("fine", params)
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
+        llm.validate("fine", params)
+
+
+@pytest.mark.parametrize("params", [5, "greedy"])
+def test_parameters_of_another_kind_are_refused(llm, params):
+    with pytest.raises(RequestError, match=f"sampling_params must be SamplingParams, .* found {params!r}"):
+        llm.generate("fine", params)
+
+
+@pytest.mark.parametrize("messages", ["hi", None, {"role": "user", "content": "hi"}])
+def test_what_is_no_conversation_is_refused_with_what_one_is(llm, messages):
+    with pytest.raises(RequestError, match=r"messages must be a conversation, .* found ") as caught:
+        llm.chat(messages, GREEDY)
+    assert str(caught.value).endswith(repr(messages))
+
+
+def test_a_bad_message_among_conversations_is_named(llm):
+    good, bad = [{"role": "user", "content": "hi"}], [{"role": "user", "content": None}]
+    with pytest.raises(RequestError, match=r"conversation 1 of 2 \(from 0\): messages\[0\] has no content"):
+        llm.chat([good, bad], GREEDY)
+
+
+def test_no_conversations_have_no_answers(llm):
+    assert llm.chat([], GREEDY) == []
 
 
 def test_validate_says_what_generate_would_say(llm):
@@ -185,6 +225,8 @@ def test_arguments_of_the_constructor_are_checked_before_anything_is_loaded():
         LLM("nowhere", page_size=8, block_size=16)
     with pytest.raises(TypeError, match="did you mean 'block_size'"):
         LLM("nowhere", blocksize=16)
+    with pytest.raises(TypeError, match="did you mean 'prefix_caching_hash_algo'"):
+        LLM("nowhere", hash_algo="md5")
 
 
 def test_a_progress_bar_is_drawn_on_a_terminal_only(llm, monkeypatch, capsys):

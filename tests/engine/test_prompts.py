@@ -21,6 +21,7 @@ TOKENIZER = ByteTokenizer()
         (["a", "b"], 2),
         (["a", {"prompt_token_ids": [1]}, [1, 2]], 3),
         (("a", "b"), 2),
+        (np.array([1, 2, 3]), 1),
         ([], 0),
     ],
 )
@@ -52,9 +53,14 @@ def test_every_form_becomes_token_ids(prompt, expected):
         ({"prompt_token_ids": ["a"]}, "prompt_token_ids must be a list of integers"),
         ({"prompt_token_ids": 5}, "prompt_token_ids must be a list of integers"),
         ({"prompt_token_ids": [1.0]}, "prompt_token_ids must be a list of integers"),
+        ({"prompt_token_ids": [True]}, r"prompt_token_ids must be a list of integers, found \[True\]"),
+        ({"prompt_token_ids": b"ab"}, "prompt_token_ids must be a list of integers, found b'ab'"),
+        ([3, False], r"prompt_token_ids must be a list of integers, found \[3, False\]"),
+        (None, "a prompt must be text, token ids or a dictionary, found None"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt must be a non-empty string"),
         ({"prompt": "a", "cache_salt": 1}, "cache_salt must be a non-empty string"),
-        ("a\ud800", "surrogate pair at character 1"),
+        ({"prompt": "a", "cache_salt": "\udcff"}, "cache_salt has half of a surrogate pair at character 0"),
+        ("a\ud800", r"prompt has half of a surrogate pair at character 1 \(from 0\), '\\ud800'"),
     ],
 )
 def test_other_forms_are_refused(prompt, message):
@@ -81,6 +87,35 @@ def test_a_conversation_that_the_template_refuses_is_an_error_of_the_request():
         rendered([{"role": "nobody", "content": ""}], LetterTokenizer())
     with pytest.raises(RequestError, match="found 'hi'"):
         rendered(["hi"], LetterTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([], r"a conversation must be a list of one message or more, found \[\]"),
+        ("hi", "a conversation must be a list of one message or more, found 'hi'"),
+        ([{"role": "user", "content": "a"}, {"content": "b"}], r"found \{'content': 'b'\} as messages\[1\]"),
+        ([{"role": "user", "content": None}], r"messages\[0\] has no content; give text"),
+        ([{"role": "user"}], r"messages\[0\] has no content; give text"),
+        ([{"role": "user", "content": 5}], r"the content of messages\[0\] must be text, found 5"),
+        (
+            [{"role": "system", "content": "be"}, {"role": "user", "content": "h\ud800"}],
+            r"the content of messages\[1\] has half of a surrogate pair at character 1 \(from 0\)",
+        ),
+        (
+            [{"role": "\ud800", "content": "a"}],
+            "the text that the chat template made has half of a surrogate pair",
+        ),
+    ],
+)
+def test_a_message_that_is_none_is_refused_by_its_place(messages, sentence):
+    with pytest.raises(RequestError, match=sentence):
+        rendered(messages, LetterTokenizer())
+
+
+def test_a_message_that_calls_a_tool_needs_no_content():
+    message = {"role": "assistant", "content": None, "tool_calls": []}
+    assert rendered([message], LetterTokenizer())["prompt"] == "^ANone^A"
 
 
 def test_a_model_without_a_chat_template_says_so():

@@ -59,7 +59,8 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
+        ("best_of", 2),
+        ("allowed_token_ids", np.array([1, 2])),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -0.5),
         ("repetition_penalty", 1.1),
@@ -79,8 +80,43 @@ def test_what_vllm_does_and_looseleaf_does_not_is_refused_with_a_reason(field, v
 
 def test_neutral_values_of_what_is_not_done_are_accepted():
     SamplingParams(
-        n=1, presence_penalty=0, repetition_penalty=1.0, logprobs=None, bad_words=[], logit_bias={}
+        n=1, best_of=1, presence_penalty=0, repetition_penalty=1.0, logprobs=None, bad_words=[], logit_bias={}
     )
+
+
+def test_best_of_is_refused_with_the_name_to_use():
+    with pytest.raises(UnsupportedError, match="best_of=2 is not supported: vLLM has dropped it, too; use n"):
+        SamplingParams(best_of=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("top_k", -2, "top_k must be an integer of at least -1, found -2"),
+        ("top_k", 2**63, "top_k must be an integer of at most 2**63 - 1, found 9223372036854775808"),
+        ("max_tokens", 0, "max_tokens must be an integer of at least 1, found 0"),
+        ("seed", 2**64, "seed must be an integer of at most 2**64 - 1, found 18446744073709551616"),
+        ("seed", -(2**63) - 1, "seed must be an integer of at least -2**63, found -9223372036854775809"),
+        ("seed", "x" * 500, f"seed must be an integer of at least -2**63, found {'x' * 78!r}"[:-1] + "…"),
+        pytest.param(
+            "min_tokens",
+            10**5000,
+            "at most 2**63 - 1, found a value of type int that is too long to show",
+            id="more digits than Python writes",
+        ),
+        pytest.param(
+            "temperature",
+            -(10**400),
+            "temperature must be a finite number at least 0, found -10000",
+            id="larger than any float",
+        ),
+    ],
+)
+def test_a_sentence_has_the_bound_that_is_broken_and_no_number_that_drowns_it(field, value, sentence):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{field: value})
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 160
 
 
 def test_stop_takes_one_string_or_several_and_stop_ids_lose_repeats():

@@ -1,4 +1,4 @@
-"""Planting bugs: the list fits the sources, and only a test that says what is wrong counts as having found a bug."""
+"""Planting bugs: the list fits the sources, and only a test that fails counts as having found a bug."""
 
 from __future__ import annotations
 

@@ -40,6 +40,9 @@ ENGINE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "long_prefill_token_threshold",
+    "scheduling_policy",
+    "priority_aging_steps",
+    "watermark",
     "max_model_len",
 )
 
@@ -148,6 +151,20 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens in one step at most")
     group.add_argument(
         "--long-prefill-token-threshold", type=int, metavar="N", help="longest piece of a prompt in one step"
+    )
+    group.add_argument(
+        "--scheduling-policy",
+        metavar="NAME",
+        help="who gives way when memory runs out: fcfs, priority or cost",
+    )
+    group.add_argument(
+        "--priority-aging-steps", type=int, metavar="N", help="steps of waiting that make up for one priority"
+    )
+    group.add_argument(
+        "--watermark",
+        type=float,
+        metavar="SHARE",
+        help="share of the blocks kept free when a prompt joins others, below 1",
     )
     group.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together at most")
 

@@ -70,6 +70,10 @@ class Completions:
             text = ""
         return self._output(request, prompt_ids, self._unreported(request, output_ids), text, ending)
 
+    def unwritten(self, request: Request, first: RequestOutput, ending: Ending) -> RequestOutput:
+        """The output of a sample that ends before it had a sequence, beside that of the ``first`` one."""
+        return self._output(request, first.prompt_token_ids, [], "", ending)
+
     def _token_ids(self, request: Request) -> tuple[list[int], list[int]]:
         token_ids = self._manager.tokens(request.handle)
         prompt_len = len(token_ids) - self._manager.output_len(request.handle)

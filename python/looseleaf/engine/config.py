@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Final, Literal, get_args
+from numbers import Real
+from typing import Any, Final, Literal, get_args
 
+from looseleaf.engine.bounds import bounded_integer, shown
 from looseleaf.errors import InvalidConfigError
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 128
 # A CPU is busy with a few hundred tokens. More in one step would only keep the rows that write text waiting.
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+DEFAULT_WATERMARK = 0.0
+
+# What the manager's arrays can number.
+_MOST_ROWS = 2**16
+_MOST_TOKENS = 2**31 - 1
 
 CacheDtype = Literal["float32", "bfloat16", "float16"]
 HashAlgorithm = Literal["sha256_cbor", "blake3", "xxh3"]
+PolicyName = Literal["fcfs", "priority", "cost"]
 
 DTYPES = ("auto", *get_args(CacheDtype))
+SCHEDULING_POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 
 # Our name for each hash by the name it is asked for; vLLM's default "sha256" hashes pickled objects, which no
 # other program can reproduce, so it selects the hash of the same strength that others can.
@@ -47,6 +55,11 @@ class EngineConfig:
         max_num_batched_tokens: tokens of one step at most; not below ``max_num_seqs``, so that every row
             that writes text gets its token in every step.
         long_prefill_token_threshold: tokens of one prompt in one step at most; 0 sets no limit.
+        scheduling_policy: who is admitted first and who gives way when blocks run out, one of
+            :data:`SCHEDULING_POLICIES`.
+        priority_aging_steps: steps of waiting that make up for one priority; 0 for none.
+        watermark: share of the usable blocks that stays free for rows that grow when a request is admitted
+            beside others.
         max_model_len: tokens of prompt and output together at most; by default the model's own limit.
         seed: what requests without a seed of their own derive theirs from.
 
@@ -66,6 +79,9 @@ class EngineConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
+    scheduling_policy: PolicyName = "fcfs"
+    priority_aging_steps: int = 0
+    watermark: float = DEFAULT_WATERMARK
     max_model_len: int | None = None
     seed: int = 0
 
@@ -76,17 +92,23 @@ class EngineConfig:
         _one_of("kv_cache_dtype", self.kv_cache_dtype, DTYPES)
         _one_of("prefix_caching_hash_algo", self.prefix_caching_hash_algo, tuple(HASH_ALGORITHMS))
         _boolean("enable_prefix_caching", self.enable_prefix_caching)
-        for name in (
-            "block_size",
-            "kv_cache_memory_bytes",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-        ):
-            _integer(name, getattr(self, name), lowest=1, optional=True)
-        _integer("num_gpu_blocks_override", self.num_gpu_blocks_override, lowest=2, optional=True)
-        _integer("long_prefill_token_threshold", self.long_prefill_token_threshold, lowest=0)
-        _integer("seed", self.seed, lowest=-(2**63), highest=2**64 - 1)
+        for name in ("block_size", "kv_cache_memory_bytes", "max_model_len"):
+            _optional_integer(name, getattr(self, name), lowest=1)
+        _optional_integer("max_num_seqs", self.max_num_seqs, lowest=1, highest=_MOST_ROWS)
+        _optional_integer(
+            "max_num_batched_tokens", self.max_num_batched_tokens, lowest=1, highest=_MOST_TOKENS
+        )
+        _optional_integer("num_gpu_blocks_override", self.num_gpu_blocks_override, lowest=2)
+        bounded_integer(
+            "long_prefill_token_threshold",
+            self.long_prefill_token_threshold,
+            InvalidConfigError,
+            lowest=0,
+        )
+        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        bounded_integer("priority_aging_steps", self.priority_aging_steps, InvalidConfigError, lowest=0)
+        _share("watermark", self.watermark, zero=True, one=False)
+        bounded_integer("seed", self.seed, InvalidConfigError, lowest=-(2**63), highest=2**64 - 1)
         _share("gpu_memory_utilization", self.gpu_memory_utilization)
         self._step_sizes()
 
@@ -115,6 +137,9 @@ class EngineConfig:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            scheduling_policy=self.scheduling_policy,
+            priority_aging_steps=self.priority_aging_steps,
+            watermark=self.watermark,
         )
 
     def _step_sizes(self) -> tuple[int, int]:
@@ -140,30 +165,29 @@ class StepLimits:
     max_num_batched_tokens: int
     max_model_len: int
     long_prefill_token_threshold: int = 0
+    scheduling_policy: PolicyName = "fcfs"
+    priority_aging_steps: int = 0
+    watermark: float = DEFAULT_WATERMARK
 
 
-def _integer(
-    name: str, value: object, *, lowest: int, highest: int | None = None, optional: bool = False
-) -> None:
-    if optional and value is None:
-        return
-    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
-    if number is None or number < lowest or (highest is not None and number > highest):
-        bounds = f"at least {lowest}" + ("" if highest is None else f" and at most {highest}")
-        raise InvalidConfigError(f"{name} must be an integer of {bounds}, found {value!r}")
+def _optional_integer(name: str, value: object, *, lowest: int, highest: int | None = None) -> None:
+    if value is not None:
+        bounded_integer(name, value, InvalidConfigError, lowest=lowest, highest=highest)
 
 
 def _boolean(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidConfigError(f"{name} must be True or False, found {value!r}")
+        raise InvalidConfigError(f"{name} must be True or False, found {shown(value)}")
 
 
-def _share(name: str, value: object) -> None:
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not 0 < number <= 1:
-        raise InvalidConfigError(f"{name} must be above 0 and at most 1, found {value!r}")
+def _share(name: str, value: object, *, zero: bool = False, one: bool = True) -> None:
+    # Comparisons with nan are false.
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
+        lowest, highest = "at least 0" if zero else "above 0", "at most 1" if one else "below 1"
+        raise InvalidConfigError(f"{name} must be {lowest} and {highest}, found {shown(value)}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidConfigError(f"{name} must be one of {', '.join(allowed)}, found {value!r}")
+        raise InvalidConfigError(f"{name} must be one of {', '.join(allowed)}, found {shown(value)}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from looseleaf._core import BlockPool, GroupSpec, KVCacheManager, StepInfo
 from looseleaf.engine.batch import StepBuffers
+from looseleaf.engine.beam_search import BeamSearch, BeamSearchParams
+from looseleaf.engine.bounds import shown
 from looseleaf.engine.completions import Completions, Ending
 from looseleaf.engine.config import EngineConfig
 from looseleaf.engine.detokenizer import IncrementalDetokenizer, Tokenizer
@@ -19,14 +21,18 @@ from looseleaf.engine.model_runner import BlockStore, CausalModel, ModelRunner
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.prompts import TokenPrompt
 from looseleaf.engine.random_stream import derived_seed
-from looseleaf.engine.request import Request
+from looseleaf.engine.request import Request, check_priority
 from looseleaf.engine.sampler import Sampled, Sampler
+from looseleaf.engine.samples import SampleGroup
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
 from looseleaf.engine.scheduler import Schedule, Scheduler
 from looseleaf.engine.stats import EngineStats, HitRate, PeriodicLog
-from looseleaf.errors import BlocksInUseError, RequestError
+from looseleaf.errors import BlocksInUseError, EngineError, RequestError
 
 logger = logging.getLogger(__name__)
+
+# What a prompt is checked with where nothing is sampled.
+_UNSAMPLED = SamplingParams()
 
 _NOT_NUMBERS = "the model's logits are not numbers"
 
@@ -83,9 +89,10 @@ class LLMEngine:
         self._buffers.bind(self.manager)
         self._sampler = Sampler(self.limits.max_num_seqs, model.vocab_size)
         self._runner = ModelRunner(model, store, self._buffers, self._sampler)
-        self._scheduler = Scheduler(self.manager, self.pool, self.limits, group.block_size)
+        self._scheduler = Scheduler(self.manager, self.pool, self.limits)
         self._completions = Completions(self.manager, tokenizer)
-        self._requests: dict[str, Request] = {}
+        # The samples of each request that have not ended.
+        self._requests: dict[str, list[Request]] = {}
         self._by_handle: dict[int, Request] = {}
         self._by_row: list[Request | None] = [None] * self.limits.max_num_seqs
         # Requests that are looked at whenever they get a token: they stream, or have stop strings.
@@ -101,41 +108,55 @@ class LLMEngine:
             RequestError: the prompt is empty, has a token that the model does not know, leaves no room for an
                 output, or can never fit in the pool; or the parameters do not suit the model.
         """
-        num_tokens, vocab_size = len(prompt.token_ids), self._model.vocab_size
+        num_tokens = len(prompt.token_ids)
         if not num_tokens:
             raise RequestError("the prompt is empty: at least one token is needed")
-        for name, ids in (("prompt_token_ids", prompt.token_ids), ("stop_token_ids", params.stop_ids)):
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(
-                        f"{name} must be from 0 to {vocab_size - 1}, the vocabulary, found {token}"
-                    )
+        self._check_vocabulary("prompt_token_ids", prompt.token_ids)
         if num_tokens >= self.limits.max_model_len:
             raise RequestError(
                 f"a prompt of {num_tokens} tokens leaves no room for an output: prompt and output may have"
                 f" max_model_len={self.limits.max_model_len} tokens together, so the prompt at most"
                 f" {self.limits.max_model_len - 1}"
             )
+        if params.n > self.limits.max_num_seqs:
+            raise RequestError(
+                f"n must be at most max_num_seqs ({self.limits.max_num_seqs}), the rows of a step,"
+                f" found {params.n}"
+            )
         if reason := self._scheduler.never_fits(num_tokens):
             raise RequestError(f"the prompt can never fit: {reason}")
+        self.check_params(params)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Refuse parameters that do not suit the model, whatever the prompt; nothing is changed.
+
+        Raises:
+            RequestError: they stop at a token that the model does not know, or at text that it never writes.
+        """
+        self._check_vocabulary("stop_token_ids", params.stop_ids)
         if params.stop_strings and self.tokenizer is None:
             raise RequestError(
                 "stop needs text to look in, and the model has no tokenizer: use stop_token_ids"
             )
 
-    def add_request(self, request_id: str, prompt: TokenPrompt, params: SamplingParams) -> None:
+    def add_request(
+        self, request_id: str, prompt: TokenPrompt, params: SamplingParams, *, priority: int = 0
+    ) -> None:
         """Queue a request.
 
         Args:
             request_id: a name that no running request has.
             prompt: token ids, the text they were made of, and a salt.
             params: how to sample.
+            priority: smaller numbers come first, under the policy ``priority``.
 
         Raises:
-            RequestError: the name is taken, or :meth:`check` refuses the request.
+            RequestError: the name is taken, the priority is not an integer, or :meth:`check` refuses the
+                request.
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} belongs to a request that has not ended")
+        check_priority(priority)
         self.check(prompt, params)
         if not self._requests:
             self._log.restart(time.monotonic())
@@ -149,20 +170,55 @@ class LLMEngine:
             eos_token_ids=() if params.ignore_eos else self._model.eos_token_ids,
             stop_token_ids=params.stop_ids,
         )
-        request = Request(
-            request_id=request_id,
-            handle=handle,
-            prompt=prompt.text,
+        samples = []
+        group = SampleGroup(params.n, params.output_kind) if params.n > 1 else None
+        for index in range(params.n):
+            own = derived_seed(self._seed, self._num_added)
+            samples.append(
+                Request(
+                    request_id=request_id,
+                    handle=0 if index else handle,
+                    prompt=prompt.text,
+                    params=params,
+                    seed=own if params.seed is None else params.seed + index,
+                    detokenizer=self._detokenizer(prompt, params),
+                    priority=priority,
+                    max_tokens=max_tokens,
+                    cache_salt=prompt.cache_salt,
+                    index=index,
+                    group=group,
+                )
+            )
+            self._num_added += 1
+        samples[0].siblings = samples[1:]
+        self._requests[request_id] = samples
+        self._note(samples[0])
+        self._scheduler.add(samples[0])
+
+    def beam_search(self, prompts: Sequence[TokenPrompt], params: BeamSearchParams) -> BeamSearch:
+        """A search for these prompts that the caller drives; no request may run meanwhile.
+
+        Raises:
+            EngineError: requests have not ended.
+            RequestError: a prompt or the parameters cannot be served.
+        """
+        if self._requests:
+            raise EngineError(
+                f"a beam search needs the engine for itself: {len(self._requests)} requests have not ended"
+            )
+        for prompt in prompts:
+            self.check(prompt, _UNSAMPLED)
+        return BeamSearch(
+            self.manager,
+            self.pool,
+            self._runner,
+            self._buffers,
+            self.limits,
+            vocab_size=self._model.vocab_size,
+            end_ids=self._model.eos_token_ids,
+            prompts=[(prompt.token_ids, prompt.cache_salt) for prompt in prompts],
             params=params,
-            seed=derived_seed(self._seed, self._num_added) if params.seed is None else params.seed,
-            detokenizer=self._detokenizer(prompt, params),
         )
-        self._num_added += 1
-        self._requests[request_id] = request
-        self._by_handle[handle] = request
-        if request.detokenizer is not None or request.streams:
-            self._watched[handle] = request
-        self._scheduler.add(request)
 
     def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests in whatever state they are; ids that name none are passed over.
@@ -171,7 +227,12 @@ class LLMEngine:
             the last output of each request that was ended, with what it had written.
         """
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        return [self._end(self._requests[name], Ending("abort")) for name in ids if name in self._requests]
+        outputs = []
+        for name in ids:
+            # The first of them ends those that have not forked off yet.
+            while samples := self._requests.get(name):
+                outputs += self._end(samples[0], Ending("abort"))
+        return outputs
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would have anything to do."""
@@ -195,7 +256,11 @@ class LLMEngine:
         if not self._requests:
             return []
         schedule = self._scheduler.schedule()
-        outputs = [self._end(request, Ending("error", error=reason)) for request, reason in schedule.failed]
+        for request in schedule.forked:
+            self._note(request)
+        outputs = []
+        for request, reason in schedule.failed:
+            outputs += self._end(request, Ending("error", error=reason))
         self._seat(schedule)
         if schedule.num_tokens:
             outputs += self._compute(schedule)
@@ -218,6 +283,14 @@ class LLMEngine:
         self._hit_rate.clear()
         return True
 
+    def _check_vocabulary(self, name: str, ids: Iterable[int]) -> None:
+        vocab_size = self._model.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"{name} must be from 0 to {vocab_size - 1}, the vocabulary, found {shown(token)}"
+                )
+
     def _detokenizer(self, prompt: TokenPrompt, params: SamplingParams) -> IncrementalDetokenizer | None:
         """For a request whose text somebody watches as it grows."""
         streams = params.output_kind is not RequestOutputKind.FINAL_ONLY
@@ -232,11 +305,19 @@ class LLMEngine:
             include_stop=params.include_stop_str_in_output,
         )
 
+    def _note(self, request: Request) -> None:
+        """Know a request by the sequence that it has from now on."""
+        self._by_handle[request.handle] = request
+        if request.detokenizer is not None or request.streams:
+            self._watched[request.handle] = request
+
     def _seat(self, schedule: Schedule) -> None:
         """Note what only changes when a request takes or loses its row."""
-        for request in schedule.admitted:
+        for request in (*schedule.admitted, *schedule.forked):
+            if request.handle not in self._scheduler.running:
+                continue  # it forked off and lost its row again in one step
             row = self.manager.row(request.handle)
-            assert row is not None, "it was admitted just now"
+            assert row is not None, "it runs"
             self._by_row[row] = request
             self._sampler.set_row(
                 row,
@@ -272,23 +353,21 @@ class LLMEngine:
         affected = [self._by_handle[handle] for handle in self.manager.fail_step(step.step)]
         logger.error("A step failed and ends its %d requests", len(affected), exc_info=error)
         ending = Ending("error", error=f"the step failed: {type(error).__name__}: {error}")
-        return [self._end(request, ending) for request in affected]
+        return [output for request in affected for output in self._end(request, ending)]
 
     def _commit(self, step: StepInfo, sampled: Sampled) -> list[RequestOutput]:
         rows = self._buffers.sample_rows(step)
         outputs = []
         for row in rows[sampled.broken]:
             if (request := self._by_row[row]) is not None:
-                outputs.append(self._end(request, Ending("error", error=_NOT_NUMBERS)))
+                outputs += self._end(request, Ending("error", error=_NOT_NUMBERS))
         grown = self._watched_tokens(rows, sampled)
         finished = {row.handle: row.reason for row in self.manager.commit_step(step.step, sampled.token_ids)}
         for request, token in grown:
-            output = self._advance(request, token, finished.pop(request.handle, None))
-            if output is not None:
-                outputs.append(output)
+            outputs += self._advance(request, token, finished.pop(request.handle, None))
         for handle, reason in finished.items():
             request = self._by_handle[handle]
-            outputs.append(self._end(request, self._ending(request, reason)))
+            outputs += self._end(request, self._ending(request, reason))
         return outputs
 
     def _watched_tokens(self, rows: npt.NDArray[np.int32], sampled: Sampled) -> list[tuple[Request, int]]:
@@ -304,7 +383,7 @@ class LLMEngine:
         self._token_of_row[rows] = -1
         return grown
 
-    def _advance(self, request: Request, token: int, reason: str | None) -> RequestOutput | None:
+    def _advance(self, request: Request, token: int, reason: str | None) -> list[RequestOutput]:
         """Take a token in that somebody watches for."""
         if request.detokenizer is not None:
             stop = request.detokenizer.append(token, is_stop_token=reason in ("eos", "stop_token"))
@@ -312,7 +391,7 @@ class LLMEngine:
                 return self._end(request, Ending("stop", stop_reason=stop))
         if reason is not None:
             return self._end(request, self._ending(request, reason))
-        return self._completions.progress(request) if request.streams else None
+        return _collected(request, self._completions.progress(request)) if request.streams else []
 
     def _ending(self, request: Request, reason: str) -> Ending:
         """The ending that the manager's ``reason`` stands for."""
@@ -322,19 +401,34 @@ class LLMEngine:
             return Ending("stop", by_token=True)
         return Ending("stop", stop_reason=self.manager.tokens(request.handle)[-1], by_token=True)
 
-    def _end(self, request: Request, ending: Ending) -> RequestOutput:
+    def _end(self, request: Request, ending: Ending) -> list[RequestOutput]:
+        """End a request, and samples that were to fork off from it."""
         output = self._completions.final(request, ending)
+        outputs = _collected(request, output)
+        for sibling in request.siblings:
+            outputs += _collected(sibling, self._completions.unwritten(sibling, output, ending))
         self.manager.close(request.handle)
         self._scheduler.remove(request)
         self._watched.pop(request.handle, None)
         del self._by_handle[request.handle]
-        del self._requests[request.request_id]
+        samples = self._requests[request.request_id]
+        samples[:] = [sample for sample in samples if sample is not request and sample.handle]
+        if not samples:
+            del self._requests[request.request_id]
         counts = self.stats.num_finished
-        counts[ending.finish_reason] = counts.get(ending.finish_reason, 0) + 1
-        return output
+        counts[ending.finish_reason] = counts.get(ending.finish_reason, 0) + 1 + len(request.siblings)
+        return outputs
 
     def _prompt_len(self, request: Request) -> int:
         return self.manager.num_tokens(request.handle) - self.manager.output_len(request.handle)
 
     def _blocks_in_use(self) -> int:
         return self.pool.num_usable - self.pool.num_free
+
+
+def _collected(request: Request, output: RequestOutput) -> list[RequestOutput]:
+    """What of a sample's output is handed out now."""
+    if request.group is None:
+        return [output]
+    collected = request.group.collect(request.index, output)
+    return [] if collected is None else [collected]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from looseleaf.engine.config import EngineConfig
-from looseleaf.engine.detokenizer import Tokenizer
+from looseleaf.engine.beam_rules import FinishedBeam
+from looseleaf.engine.beam_search import BeamSearchParams
+from looseleaf.engine.config import DEFAULT_WATERMARK, EngineConfig, PolicyName
+from looseleaf.engine.detokenizer import Tokenizer, decode_output
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.interrupts import DeferredInterrupt
-from looseleaf.engine.outputs import RequestOutput
-from looseleaf.engine.prompts import Prompt, TokenPrompt, listed, rendered, tokenized
-from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
+from looseleaf.engine.one_user import OneUser
+from looseleaf.engine.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from looseleaf.engine.prompts import Prompt, TokenPrompt, conversations, listed, rendered, tokenized
+from looseleaf.engine.request import listed_priorities
+from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams, one_for_each
 from looseleaf.engine.startup import start_engine
 from looseleaf.engine.vllm_arguments import accept_vllm_arguments
 from looseleaf.errors import InvalidConfigError, RequestError
@@ -32,6 +36,11 @@ class LLM:
     vLLM's other arguments are accepted where their value asks for what is done anyway, and refused by name
     otherwise.
 
+    An LLM is for one thread at a time, and does not wait: while calls or streams of one thread have not
+    ended, a call from another raises ConcurrentUseError and disturbs nothing, and so does a call from within
+    a step (a hook of the model, say). Calls of one thread may overlap, as when it pauses a stream. A stream
+    that is alone may be handed to another thread.
+
     Args:
         model: folder with a Hugging Face model, a GGUF file, or ``smollm2``.
 
@@ -40,6 +49,7 @@ class LLM:
         UnsupportedError: an argument asks for something that looseleaf does not do.
         ModelLoadError: the model is missing or broken.
         TypeError: an argument that nobody knows.
+        ConcurrentUseError: from its methods, as said above.
 
     Attributes:
         llm_engine: the engine.
@@ -60,6 +70,9 @@ class LLM:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int = 0,
+        scheduling_policy: PolicyName = "fcfs",
+        priority_aging_steps: int = 0,
+        watermark: float = DEFAULT_WATERMARK,
         max_model_len: int | None = None,
         seed: int = 0,
         page_size: int | None = None,
@@ -83,6 +96,9 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             long_prefill_token_threshold=long_prefill_token_threshold,
+            scheduling_policy=scheduling_policy,
+            priority_aging_steps=priority_aging_steps,
+            watermark=watermark,
             max_model_len=max_model_len,
             seed=seed,
         )
@@ -100,6 +116,7 @@ class LLM:
         self._ids = itertools.count()
         # Outputs that a call has not taken yet, by request; calls may overlap where one streams.
         self._boxes: dict[str, deque[RequestOutput]] = {}
+        self._one_user = OneUser(self._abort)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, if it has one."""
@@ -110,7 +127,12 @@ class LLM:
         return self.llm_engine.reset_prefix_cache()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -119,23 +141,31 @@ class LLM:
                 ``prompt_token_ids``, and ``cache_salt`` where it is not to share cached blocks.
             sampling_params: for all prompts, or one for each.
             use_tqdm: show a progress bar, on a terminal only.
+            priority: one for each prompt, smaller numbers first; looked at under the policy ``priority``.
 
         Returns:
             one output for each prompt, in the order of the prompts.
 
         Raises:
             RequestError: a prompt is refused; nothing was computed.
+            ConcurrentUseError: the LLM is in use; nothing was computed.
             KeyboardInterrupt: Ctrl-C; all prompts of this call are aborted and their blocks given back.
         """
-        requests = self._paired(listed(prompts), sampling_params)
-        outputs: list[RequestOutput | None] = [None] * len(requests)
-        finals = [
-            (prompt, replace(params, output_kind=RequestOutputKind.FINAL_ONLY)) for prompt, params in requests
-        ]
-        with _progress_bar(len(requests), shown=use_tqdm) as bar, closing(self._run(finals)) as run:
-            for output in run:
-                outputs[output.prompt_index] = output
-                bar.update(1)
+        with self._one_user.call():
+            requests = self._paired(listed(prompts), sampling_params)
+            priorities = listed_priorities(priority, len(requests))
+            finals = [
+                (prompt, replace(params, output_kind=RequestOutputKind.FINAL_ONLY))
+                for prompt, params in requests
+            ]
+            outputs: list[RequestOutput | None] = [None] * len(requests)
+            with (
+                _progress_bar(len(requests), shown=use_tqdm) as bar,
+                closing(self._run(finals, priorities)) as run,
+            ):
+                for output in run:
+                    outputs[output.prompt_index] = output
+                    bar.update(1)
         return [output for output in outputs if output is not None]
 
     def chat(
@@ -167,21 +197,21 @@ class LLM:
         Returns:
             one output for each conversation.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Any = messages if several else [messages]
-        prompts = [
-            self.chat_prompt(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-            | ({} if cache_salt is None else {"cache_salt": cache_salt})
-            for conversation in conversations
-        ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        with self._one_user.call():
+            several = conversations(messages)
+            prompts: list[Prompt] = []
+            for number, conversation in enumerate(several):
+                with _naming("conversation", number, len(several)):
+                    prompt = self.chat_prompt(
+                        conversation,
+                        chat_template=chat_template,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        tools=tools,
+                        **(chat_template_kwargs or {}),
+                    )
+                prompts.append(prompt if cache_salt is None else prompt | {"cache_salt": cache_salt})
+            return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def chat_prompt(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_arguments: Any
@@ -207,78 +237,122 @@ class LLM:
             prompts: as in :meth:`generate`.
             sampling_params: as in :meth:`generate`.
         """
-        return self._run(self._paired(listed(prompts), sampling_params))
+        with self._one_user.call():
+            return self._run(self._paired(listed(prompts), sampling_params))
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest texts for each prompt, as ``generate(num_beams=k)`` of transformers finds them.
+
+        Args:
+            prompts: as in :meth:`generate`.
+            params: how to search.
+
+        Returns:
+            one output for each prompt, in the order of the prompts, with ``beam_width`` texts, best first.
+
+        Raises:
+            RequestError: a prompt is refused; nothing was computed.
+            EngineError: an unfinished :meth:`stream` has requests, or the pool is too small for one search.
+        """
+        engine = self.llm_engine
+        with self._one_user.call():
+            token_prompts = [tokenized(prompt, engine.tokenizer) for prompt in listed(prompts)]
+            search = engine.beam_search(token_prompts, params)
+            try:
+                running = True
+                while running:
+                    with DeferredInterrupt():
+                        running = search.step()
+            finally:
+                with DeferredInterrupt():
+                    search.close()
+        return [
+            BeamSearchOutput([self._beam(prompt.token_ids, beam) for beam in beams])
+            for prompt, beams in zip(token_prompts, search.finished, strict=True)
+        ]
+
+    def _beam(self, prompt_ids: Sequence[int], beam: FinishedBeam) -> BeamSearchSequence:
+        output_ids, tokenizer = list(beam.token_ids), self.llm_engine.tokenizer
+        shown = output_ids[:-1] if beam.finish_reason == "stop" else output_ids
+        text = (
+            decode_output(tokenizer, list(prompt_ids), shown, skip_special_tokens=True) if tokenizer else ""
+        )
+        return BeamSearchSequence(
+            [*prompt_ids, *output_ids], beam.cum_logprob, beam.score, text, beam.finish_reason
+        )
 
     def validate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
         """Raise what :meth:`generate` would raise for this prompt, and change nothing."""
-        self.llm_engine.check(
-            tokenized(prompt, self.llm_engine.tokenizer), sampling_params or SamplingParams()
-        )
+        (params,) = one_for_each(sampling_params, 1)
+        self.llm_engine.check(tokenized(prompt, self.llm_engine.tokenizer), params)
 
     def _paired(
         self, prompts: list[Prompt], sampling_params: Params
     ) -> list[tuple[TokenPrompt, SamplingParams]]:
         """Each prompt with its parameters, all of them checked."""
-        if sampling_params is None:
-            sampling_params = SamplingParams()
-        if isinstance(sampling_params, SamplingParams):
-            params = [sampling_params] * len(prompts)
-        else:
-            params = list(sampling_params)
-        if len(params) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts need one SamplingParams or as many, found {len(params)}"
-            )
+        params = one_for_each(sampling_params, len(prompts))
         pairs = []
         for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            if not isinstance(param, SamplingParams):
-                raise RequestError(f"sampling_params must be SamplingParams, found {param!r}")
-            try:
+            with _naming("prompt", number, len(prompts)):
                 pair = tokenized(prompt, self.llm_engine.tokenizer), param
                 self.llm_engine.check(*pair)
-            except RequestError as error:
-                if len(prompts) > 1:
-                    raise RequestError(f"prompt {number} of {len(prompts)} (from 0): {error}") from None
-                raise
             pairs.append(pair)
         return pairs
 
     def _run(
-        self, requests: list[tuple[TokenPrompt, SamplingParams]]
+        self, requests: list[tuple[TokenPrompt, SamplingParams]], priorities: Sequence[int] = ()
     ) -> Generator[RequestOutput, None, None]:
         """Submit requests and drive the engine until they have ended."""
+        call = object()
         box: deque[RequestOutput] = deque()
         index_of: dict[str, int] = {}
         try:
-            with DeferredInterrupt():
+            with self._one_user.inside(call):
                 for index, (prompt, params) in enumerate(requests):
                     name = str(next(self._ids))
-                    self.llm_engine.add_request(name, prompt, params)
+                    priority = priorities[index] if priorities else 0
+                    self.llm_engine.add_request(name, prompt, params, priority=priority)
                     index_of[name] = index
                     self._boxes[name] = box
             unfinished = len(requests)
             while unfinished:
                 if not box:
-                    with DeferredInterrupt():
+                    with self._one_user.inside(call):
                         self._deliver(self.llm_engine.step())
                 for output in _taken(box, index_of):
                     unfinished -= output.finished
                     yield output
         except KeyboardInterrupt:
-            with DeferredInterrupt():
+            with self._one_user.inside(call):
                 self._deliver(self.llm_engine.abort_request(index_of))
             yield from _taken(box, index_of)
             raise
         finally:
-            with DeferredInterrupt():
-                self.llm_engine.abort_request(index_of)
-                for name in index_of:
-                    del self._boxes[name]
+            self._one_user.end(call, index_of)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Put each output where the call that asked for it looks."""
+        """Put each output where the call that asked for it looks, unless that call has ended."""
         for output in outputs:
-            self._boxes[output.request_id].append(output)
+            if (box := self._boxes.get(output.request_id)) is not None:
+                box.append(output)
+
+    def _abort(self, names: Iterable[str]) -> None:
+        self.llm_engine.abort_request(names)
+        for name in names:
+            self._boxes.pop(name, None)
+
+
+@contextmanager
+def _naming(what: str, number: int, total: int) -> Iterator[None]:
+    """Have a refusal say which of several it means."""
+    try:
+        yield
+    except RequestError as error:
+        if total == 1:
+            raise
+        raise RequestError(f"{what} {number} of {total} (from 0): {error}") from None
 
 
 def _taken(box: deque[RequestOutput], index_of: Mapping[str, int]) -> Iterator[RequestOutput]:

@@ -65,11 +65,16 @@ class ModelRunner:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def run(self, step: StepInfo) -> Sampled:
-        """Compute a step; returns one token for each row that reached its end."""
+    def logits(self, step: StepInfo) -> torch.Tensor:
+        """Compute a step; returns float32 [S, vocab_size], the logits of each row that reached its end."""
         if step.num_copies:
             self._store.copy_blocks(self._buffers.copies(step))
-        logits = self._model.forward(self._buffers.batch(step))
+        return self._model.forward(self._buffers.batch(step))
+
+    @torch.inference_mode()
+    def run(self, step: StepInfo) -> Sampled:
+        """Compute a step; returns one token for each row that reached its end."""
+        logits = self.logits(step)
         if not step.num_samples:
             return Sampled(np.zeros(0, np.int32), np.zeros(0, np.bool_))
         rows = self._buffers.sample_rows(step)

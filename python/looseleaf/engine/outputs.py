@@ -62,3 +62,29 @@ class RequestOutput:
     prompt_logprobs: None = None
     error: str | None = None
     prompt_index: int = 0
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One text that a beam search found.
+
+    Attributes:
+        tokens: the prompt's tokens and what was generated, the end-of-text token included.
+        cum_logprob: sum of the generated tokens' log-probabilities.
+        score: ``cum_logprob`` divided by the generated length to the power of ``length_penalty``.
+        text: the generated text; empty without a tokenizer.
+        finish_reason: ``stop`` at an end-of-text token, ``length`` at ``max_tokens``.
+    """
+
+    tokens: list[int]
+    cum_logprob: float
+    score: float
+    text: str
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """What a beam search found for one prompt: ``beam_width`` texts, best first."""
+
+    sequences: list[BeamSearchSequence]

@@ -34,7 +34,6 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     # Nothing is captured here, so both values mean what is done anyway.
     "enforce_eager": ((True, False), ""),
     "enable_chunked_prefill": ((None, True), "prompts are always computed in pieces when they are long"),
-    "scheduling_policy": (("fcfs",), "requests are served in order of arrival"),
     "async_scheduling": ((None, False), "one step is finished before the next is scheduled"),
     "disable_log_stats": ((True, False), ""),
     "generation_config": ((None, "vllm"), "sampling defaults are those of SamplingParams"),
@@ -72,7 +71,9 @@ def accept_vllm_arguments(arguments: Mapping[str, Any], own_names: frozenset[str
     """
     for name, value in arguments.items():
         if name not in _ARGUMENTS:
-            close = difflib.get_close_matches(name, own_names | _ARGUMENTS.keys(), n=1)
+            known = own_names | _ARGUMENTS.keys()
+            # hash_algo is nearer to nothing than to prefix_caching_hash_algo by letters alone.
+            close = difflib.get_close_matches(name, known, n=1) or sorted(k for k in known if name in k)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
         accepted, reason = _ARGUMENTS[name]

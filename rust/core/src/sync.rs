@@ -57,6 +57,21 @@ impl Counter {
     }
 }
 
+/// Gives each caller in the process a number of its own. Always the standard library's atomic, and
+/// Relaxed, for the reasons of [`Counter`].
+#[derive(Debug)]
+pub(crate) struct Serial(std::sync::atomic::AtomicU64);
+
+impl Serial {
+    pub(crate) const fn new() -> Self {
+        Self(std::sync::atomic::AtomicU64::new(0))
+    }
+
+    pub(crate) fn next(&self) -> u64 {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
 /// Keeps a word that many threads write on a cache line of its own; 128 bytes because x86-64
 /// fetches lines in pairs and aarch64 servers have lines that long.
 #[derive(Debug)]

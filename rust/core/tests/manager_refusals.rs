@@ -368,3 +368,21 @@ fn a_finished_sequence_takes_no_tokens_and_no_blocks() {
     manager.preempt(handle).unwrap();
     assert_eq!(manager.admit(handle, 0), Err(expected));
 }
+
+#[test]
+fn a_handle_of_one_manager_means_nothing_to_another() {
+    let [mut ours, mut theirs] = [Setup::default(), Setup::default()].map(|setup| setup.manager());
+    let params = OpenParams {
+        tokens: &[1, 2, 3],
+        max_tokens: 4,
+        ..<_>::default()
+    };
+    let (first, foreign) = (ours.open(params).unwrap(), theirs.open(params).unwrap());
+    let unknown = ManagerError::UnknownHandle {
+        handle: foreign.raw(),
+    };
+    assert_eq!(ours.admit(foreign, 0), Err(unknown.clone()));
+    assert_eq!(ours.close(foreign).map(<[_]>::to_vec), Err(unknown));
+    assert_eq!(ours.num_open(), 1);
+    ours.close(first).unwrap();
+}

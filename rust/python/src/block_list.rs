@@ -31,6 +31,10 @@ impl BlockList {
         }
     }
 
+    pub fn pool(&self) -> &Arc<BlockPool> {
+        &self.pool
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<BlockId>> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }

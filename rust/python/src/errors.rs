@@ -41,6 +41,10 @@ pub fn concurrent_use() -> PyErr {
     )
 }
 
+pub fn foreign_blocks(message: String) -> PyErr {
+    raise_text("ForeignBlocksError", message)
+}
+
 pub fn use_after_fork(class: &str) -> PyErr {
     raise_text(
         "UseAfterForkError",

@@ -118,12 +118,13 @@ impl BlockPool {
     /// Gives one reference of each block back, in the order given; blocks that nobody holds any more join
     /// the free queue in that order. Any misuse raises and changes nothing.
     fn release(&self, ids: BlockIds) -> PyResult<()> {
-        self.pool()?.release(&ids.0).map_err(pool_error)
+        self.pool()?.release(&ids.unowned()?).map_err(pool_error)
     }
 
     /// Takes one more reference on each block; all must be held already.
     fn share(&self, ids: BlockIds) -> PyResult<()> {
-        self.pool()?.share(&ids.0).map_err(pool_error)
+        let pool = self.pool()?;
+        pool.share(&ids.of(pool)?).map_err(pool_error)
     }
 
     /// Makes a held block findable under `key`, once its keys and values are written.
@@ -163,18 +164,19 @@ impl BlockPool {
     /// misuse raises before something is published.
     #[pyo3(signature = (blocks, keys, start = 0))]
     fn publish_prefix(&self, blocks: BlockIds, keys: KeysArg<'_>, start: usize) -> PyResult<usize> {
+        let blocks = blocks.of(self.pool()?)?;
         keys.with(self.key_width, |keys| {
-            if keys.len() > blocks.0.len() || start > keys.len() {
+            if keys.len() > blocks.len() || start > keys.len() {
                 return Err(invalid_config(format!(
                     "publish_prefix takes a block for each key and starts at one of them, found {} blocks, \
                      {} keys, start {start}",
-                    blocks.0.len(),
+                    blocks.len(),
                     keys.len()
                 )));
             }
             let published = self
                 .pool()?
-                .publish_prefix(&blocks.0[..keys.len()], keys, start);
+                .publish_prefix(&blocks[..keys.len()], keys, start);
             published.map_err(pool_error)
         })?
     }

@@ -1,13 +1,15 @@
 //! Token and block ids arrive as any sequence of integers, or as a buffer, which costs no object per id.
 
-use looseleaf::BlockId;
+use std::sync::Arc;
+
+use looseleaf::{BlockId, BlockPool};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 use crate::block_list::BlockList;
-use crate::errors::request_error;
+use crate::errors::{foreign_blocks, request_error};
 
 /// Token ids of a request.
 pub struct TokenIds(pub Vec<u32>);
@@ -99,25 +101,57 @@ fn token_id(id: i64) -> PyResult<u32> {
         .map_err(|_| request_error(format!("token ids are from 0 to {}, found {id}", u32::MAX)))
 }
 
-/// Block ids of a call, from a `BlockList`, an int32 buffer or any sequence of integers.
-pub struct BlockIds(pub Vec<BlockId>);
+/// Block ids of a call, from an int32 buffer or any sequence of integers, or of a `BlockList`.
+pub struct BlockIds {
+    pub ids: Vec<BlockId>,
+    /// Whose they are, if they came in a `BlockList`.
+    owner: Option<Arc<BlockPool>>,
+}
+
+impl BlockIds {
+    /// The ids, unless they are blocks of another pool.
+    pub fn of(self, pool: &Arc<BlockPool>) -> PyResult<Vec<BlockId>> {
+        match &self.owner {
+            Some(owner) if !Arc::ptr_eq(owner, pool) => Err(foreign_blocks(
+                "the BlockList holds blocks of another pool".into(),
+            )),
+            _ => Ok(self.ids),
+        }
+    }
+
+    /// The ids of references that no `BlockList` owns.
+    pub fn unowned(self) -> PyResult<Vec<BlockId>> {
+        match self.owner {
+            Some(_) => Err(foreign_blocks(
+                "a BlockList gives its references back itself: call its release(), or take them over with into_ids()"
+                    .into(),
+            )),
+            None => Ok(self.ids),
+        }
+    }
+}
 
 impl<'py> FromPyObject<'_, 'py> for BlockIds {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(list) = object.cast::<BlockList>() {
-            return Ok(Self(list.get().ids()));
+            let (ids, owner) = (list.get().ids(), Some(list.get().pool().clone()));
+            return Ok(Self { ids, owner });
         }
-        let Ok(buffer) = PyBuffer::<i32>::get(&object) else {
-            return object.extract().map(Self);
+        let ids = match PyBuffer::<i32>::get(&object) {
+            Ok(buffer) => unsigned(buffer.to_vec(object.py())?)?,
+            Err(_) => object.extract()?,
         };
-        let ids = buffer.to_vec(object.py())?;
-        if let Some(id) = ids.iter().find(|id| **id < 0) {
-            return Err(PyOverflowError::new_err(format!(
-                "block ids are not negative, found {id}"
-            )));
-        }
-        Ok(Self(ids.into_iter().map(i32::cast_unsigned).collect()))
+        Ok(Self { ids, owner: None })
+    }
+}
+
+fn unsigned(ids: Vec<i32>) -> PyResult<Vec<BlockId>> {
+    match ids.iter().find(|id| **id < 0) {
+        Some(id) => Err(PyOverflowError::new_err(format!(
+            "block ids are not negative, found {id}"
+        ))),
+        None => Ok(ids.into_iter().map(i32::cast_unsigned).collect()),
     }
 }

@@ -2,6 +2,13 @@
 
 use crate::manager_error::ManagerError;
 use crate::sequence::{SeqHandle, Sequence};
+use crate::sync::Serial;
+
+/// How many managers there were before, so that the handles of one mean nothing to another.
+static MANAGERS: Serial = Serial::new();
+
+/// A slot is used so often before its handles could be taken for those of a later manager.
+const GENERATIONS_BITS: u32 = 20;
 
 #[derive(Debug)]
 struct Slot {
@@ -10,18 +17,29 @@ struct Slot {
 }
 
 /// A slab whose handles go stale when their sequence is removed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sequences {
+    first_generation: u32,
     slots: Vec<Slot>,
     vacant: Vec<u32>,
+}
+
+impl Default for Sequences {
+    fn default() -> Self {
+        Self {
+            // From 1, so that no handle is 0: callers may test handles for truth.
+            first_generation: (MANAGERS.next() << GENERATIONS_BITS | 1) as u32,
+            slots: Vec::new(),
+            vacant: Vec::new(),
+        }
+    }
 }
 
 impl Sequences {
     pub(crate) fn insert(&mut self, sequence: Sequence) -> SeqHandle {
         let index = self.vacant.pop().unwrap_or_else(|| {
-            // From 1, so that no handle is 0: callers may test handles for truth.
             self.slots.push(Slot {
-                generation: 1,
+                generation: self.first_generation,
                 sequence: None,
             });
             self.slots.len() as u32 - 1
