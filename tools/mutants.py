@@ -1,6 +1,10 @@
 """Plants bugs in the Rust core, one at a time, and shows which test finds each.
 
-The bugs are listed in `mutants.toml`, each with the invariant it breaks and the tests that have to find it.
+The bugs are listed in `mutants/*.toml`. Each has the number of the invariant it breaks (of the pool: 1 to
+14, see ARCHITECTURE.md; of the sequence manager: 21 to 26, see `KVCacheManager::check_invariants`), edits
+of files below `rust/core/src` that have the `old` text exactly once, and the tests that have to find it: a
+target, which is a file or folder of `rust/core/tests` or `lib`, and the path in there.
+
 They are planted in a copy of the sources below the target folder, which is kept, so that only the core is
 compiled again. A bug that does not compile, or that makes a test hang, is not found: a test has to say what
 is wrong.
@@ -28,7 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("rust/core")
-LIST = Path(__file__).with_suffix(".toml")
+LISTS = Path(__file__).with_suffix("")
 
 # Several times what the slowest of the listed tests needs.
 TIMEOUT_S = 240
@@ -85,8 +89,8 @@ class Finding:
     message: str = ""
 
 
-def read_list(path: Path = LIST) -> list[Mutant]:
-    """The bugs of a list, in its order."""
+def read_lists(folder: Path = LISTS) -> list[Mutant]:
+    """All bugs, in the order of the lists."""
 
     def edit(table: dict[str, str]) -> Edit:
         return Edit(CORE / "src" / table["file"], table["old"].strip("\n"), table["new"].strip("\n"))
@@ -98,6 +102,7 @@ def read_list(path: Path = LIST) -> list[Mutant]:
             tuple(CoreTest.parse(text) for text in table["tests"]),
             tuple(edit(entry) for entry in table["edits"]),
         )
+        for path in sorted(folder.glob("*.toml"))
         for table in tomllib.loads(path.read_text(encoding="utf-8"))["mutants"]
     ]
 
@@ -306,7 +311,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--json", action="store_true", help="print one object instead of a table")
     options = parser.parse_args(arguments)
 
-    mutants = [mutant for mutant in read_list() if (options.only or "") in mutant.name]
+    mutants = [mutant for mutant in read_lists() if (options.only or "") in mutant.name]
     misfits = list(problems(mutants, root)) if mutants else [f"no bug's name contains {options.only!r}"]
     if misfits:
         print("\n".join(misfits), file=sys.stderr)

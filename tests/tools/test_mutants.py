@@ -15,7 +15,7 @@ FOUND = CoreTest("loom_pool", "rings::a_push_is_seen")
 
 
 def test_every_listed_bug_can_be_planted_and_every_test_that_has_to_find_one_exists():
-    listed = mutants.read_list()
+    listed = mutants.read_lists()
     assert list(mutants.problems(listed, mutants.ROOT)) == []
     assert len(listed) >= 15
 
@@ -141,7 +141,7 @@ def planting(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def run(listed: list[Mutant], findings: list[Finding], *arguments: str) -> int:
         remaining = iter(findings)
         monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path / "target"))
-        monkeypatch.setattr(mutants, "read_list", lambda: listed)
+        monkeypatch.setattr(mutants, "read_lists", lambda: listed)
         monkeypatch.setattr(Scratch, "run", lambda *_: next(remaining))
         return mutants.main(arguments, workspace)
 
