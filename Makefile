@@ -76,6 +76,10 @@ test-nightly: build wheel test-peers ## every test, over the full matrices and w
 test-peers: build ## the pool against vLLM's own classes; the first run installs vLLM (7 GB)
 	peer=$$($(BIN)/python benches/peers/vllm_environment.py) && PYTHONPATH=python "$$peer" -m pytest tests/peers
 
+.PHONY: mutants
+mutants: ## bugs planted in the Rust core, one at a time, and the test that finds each (10 minutes)
+	$(PYTHON) tools/mutants.py
+
 .PHONY: wheel
 wheel: build ## a wheel in dist/, refused when it is 3 MB or larger
 	@rm -rf dist

@@ -165,6 +165,7 @@
 //! | INV-8 | `misuse` | `a_second_release_is_refused_for_plain_and_for_cached_blocks` |
 //! | INV-8 | `misuse` | `free_blocks_cannot_be_released_shared_or_published` |
 //! | INV-8 | `stress` | `of_two_calls_that_release_one_reference_one_succeeds` |
+//! | INV-8 | `loom_pool` | `of_two_releases_of_one_reference_one_succeeds` |
 //! | INV-9 | `misuse` | `a_block_is_published_once` |
 //! | INV-9 | `loom_pool` | `of_two_publishers_of_a_block_one_wins` |
 //! | INV-9 | `crash_stop` | `a_stopped_publisher_excludes_the_other_and_the_block_ends_with_one_key` |

@@ -104,7 +104,7 @@ fn with_copies_of_a_key_a_stopped_eviction_leaves_the_others_to_be_hit() {
             .thread(ledger.worker(2), |worker| {
                 worker.allocate(2);
                 worker.release_all();
-                worker.retract(2);
+                worker.retract(3);
             })
     })
     .assert_happened(&["hit", "published", "allocated", "evicted", "retracted"]);

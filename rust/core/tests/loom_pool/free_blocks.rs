@@ -1,7 +1,7 @@
 //! Handing blocks out and taking them back.
 
 use loom::thread;
-use looseleaf::{FreeOrder, Published};
+use looseleaf::{FreeOrder, PoolError, Published};
 
 use crate::{Cache, KEY, calm, check, race};
 
@@ -137,6 +137,22 @@ fn of_two_allocations_over_capacity_one_takes_all_and_one_takes_nothing() {
         assert_eq!(cache.pool.num_free(), 1);
         cache.saw(if ours.is_some() { "ours" } else { "theirs" });
         cache.release(&ours.or(theirs).unwrap());
+        cache.settled();
+    });
+}
+
+#[test]
+fn of_two_releases_of_one_reference_one_succeeds() {
+    check(3, &["ours", "theirs"], |seen| {
+        let cache = Cache::new(seen, 1, FreeOrder::UnhashedFirst, calm());
+        let [id] = cache.allocate().unwrap();
+        let other = cache.clone();
+        let thread = thread::spawn(move || other.pool.release(&[id]));
+        let ours = cache.pool.release(&[id]);
+        let theirs = thread.join().unwrap();
+        assert!(ours.is_ok() != theirs.is_ok());
+        cache.saw(if ours.is_ok() { "ours" } else { "theirs" });
+        assert_eq!(ours.and(theirs), Err(PoolError::DoubleRelease { id }));
         cache.settled();
     });
 }

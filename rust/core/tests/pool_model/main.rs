@@ -298,7 +298,7 @@ fn compare_with_the_list(free_order: FreeOrder, duplicate_policy: DuplicatePolic
 
 fn assert_rings_worked(taken: Taken) {
     assert!(
-        taken.moves > 1000 && taken.role_swaps > 50 && taken.evictions > 100,
+        taken.moves > 1000 && taken.role_swaps > 10 && taken.evictions > 100,
         "{taken:?}"
     );
 }
