@@ -131,6 +131,7 @@ fn telling_of_hashes_allocates_no_memory_whether_or_not_there_is_room() {
                     parent: Some(key(i)),
                     tokens: &[7; 16],
                     group: 3,
+                    after: None,
                 };
                 let key = key(1000 * round + i);
                 pool.publish_content(*id, &key, &content).unwrap();
