@@ -313,6 +313,7 @@ def test_a_list_outlives_the_last_name_of_its_pool():
         ({"num_blocks": 1}, "num_blocks is 1"),
         ({"free_order": "lifo"}, "free_order must be one of .*unhashed_first.*'?lifo"),
         ({"duplicate_policy": "none"}, "duplicate_policy must be one of .*first_wins"),
+        ({"verify_tokens": 1 << 17}, "verify_tokens is 131072"),
         ({"key_bits": 64}, "key_bits must be 128 or 256, found 64"),
     ],
 )
@@ -331,3 +332,44 @@ def test_impossible_sizes_and_ids_are_refused_before_anything_happens():
     with pytest.raises(errors.InvalidConfigError, match="32 bytes, found 3"):
         pool.publish(1, b"abc")
     assert pool.num_free == 7
+
+
+def test_a_pool_that_verifies_tokens_refuses_calls_by_keys_alone():
+    pool, keys = BlockPool(8, verify_tokens=2), [key(1), key(2)]
+    blocks = pool.allocate(2)
+    calls = {
+        "match_prefix": lambda **tokens: pool.match_prefix(keys, **tokens),
+        "peek_prefix": lambda **tokens: pool.peek_prefix(keys, **tokens),
+        "admit": lambda **tokens: pool.admit(keys, 1, **tokens),
+        "admit_table": lambda **tokens: pool.admit_table(keys, 2, **tokens),
+        "publish_prefix": lambda **tokens: pool.publish_prefix(blocks, keys, **tokens),
+    }
+    for name, call in calls.items():
+        said = f"{name} takes token_ids, the tokens of the blocks of all keys, 2 for each; needed are 4, found"
+        with pytest.raises(errors.InvalidConfigError, match=f"{said} 0"):
+            call()
+        with pytest.raises(errors.InvalidConfigError, match=f"{said} 3"):
+            call(token_ids=[1, 2, 3])
+    with pytest.raises(errors.InvalidConfigError, match=r"publish_prefix\(blocks, keys, start, token_ids"):
+        pool.publish(blocks[0], keys[0], token_ids=[1, 2])
+    assert (pool.num_free, pool.stats()["hashed"]) == (5, 0)
+
+
+def test_a_pool_that_verifies_tokens_finds_a_prefix_by_keys_and_tokens():
+    pool, keys, tokens = BlockPool(8, verify_tokens=2), [key(1), key(2)], np.array([1, 2, 3, 4, 5])
+    with pool.allocate(2) as blocks:
+        cached = blocks.ids
+        assert pool.publish_prefix(blocks.ids[:1], keys[:1], token_ids=tokens) == 1
+        assert pool.publish_prefix(blocks, keys, 1, token_ids=tokens) == 1
+    assert pool.peek_prefix(keys, token_ids=tokens) == (2, 2)
+    assert pool.peek_prefix(keys, token_ids=[1, 2, 3, 5]) == (1, 1)
+    for table, hits in [pool.admit(keys, 1, token_ids=tokens), pool.admit_table(keys, 3, token_ids=tokens)]:
+        assert (table.ids[:2], len(table), hits) == (cached, 3, 2)
+    assert pool.stats()["collisions"] == 1
+
+
+def test_a_pool_that_trusts_hashes_ignores_tokens():
+    pool, keys = BlockPool(8), [key(1)]
+    with pool.allocate(1) as blocks:
+        pool.publish_prefix(blocks, keys, token_ids=[1])
+    assert pool.peek_prefix(keys) == pool.peek_prefix(keys, token_ids=[2]) == (1, 1)

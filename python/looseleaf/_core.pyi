@@ -197,6 +197,9 @@ class BlockPool:
         event_capacity: events that can wait for ``drain_events``; 0 for none. If more happen between two
             calls, the second starts over: ``AllBlocksCleared``, then a ``BlockStored`` per resident hash.
         event_tokens: tokens of a block that its event carries, which is the block size; 0 to leave them out.
+        verify_tokens: tokens of a block, if hits are to compare the tokens of the whole prefix beside its hash;
+            0 to trust the hash. Calls with ``keys`` then need ``token_ids``, the tokens of all their blocks;
+            other pools ignore these. Extra keys and salts are compared as part of the hash only.
 
     Raises:
         InvalidConfigError: a value is not allowed.
@@ -212,6 +215,7 @@ class BlockPool:
         key_bits: Literal[128, 256] = 256,
         event_capacity: int = 0,
         event_tokens: int = 0,
+        verify_tokens: int = 0,
     ) -> Self: ...
     def allocate(self, n: int) -> BlockList: ...
     def try_allocate(self, n: int) -> BlockList | None: ...
@@ -221,7 +225,9 @@ class BlockPool:
     def publish(
         self, block_id: int, key: bytes, *, parent: bytes | None = None, token_ids: _TokenIds | None = None
     ) -> Literal["cached", "duplicate", "full"]: ...
-    def publish_prefix(self, blocks: _BlockIds, keys: _Keys, start: int = 0) -> int:
+    def publish_prefix(
+        self, blocks: _BlockIds, keys: _Keys, start: int = 0, *, token_ids: _TokenIds | None = None
+    ) -> int:
         """Publish ``blocks[start:]`` under ``keys[start:]``, once their keys and values are written.
 
         Returns:
@@ -229,14 +235,17 @@ class BlockPool:
 
         Raises:
             PoolError: as ``publish``; nothing is published then.
-            InvalidConfigError: there are fewer blocks than keys, or ``start`` is behind the last key.
+            InvalidConfigError: there are fewer blocks than keys, ``start`` is behind the last key, or the pool
+                verifies tokens and not all are given.
         """
 
     def retract(self, block_id: int) -> bool: ...
-    def match_prefix(self, keys: _Keys) -> BlockList: ...
-    def peek_prefix(self, keys: _Keys) -> tuple[int, int]: ...
-    def admit(self, keys: _Keys, n: int) -> tuple[BlockList, int]: ...
-    def admit_table(self, keys: _Keys, num_blocks: int) -> tuple[BlockList, int]:
+    def match_prefix(self, keys: _Keys, *, token_ids: _TokenIds | None = None) -> BlockList: ...
+    def peek_prefix(self, keys: _Keys, *, token_ids: _TokenIds | None = None) -> tuple[int, int]: ...
+    def admit(self, keys: _Keys, n: int, *, token_ids: _TokenIds | None = None) -> tuple[BlockList, int]: ...
+    def admit_table(
+        self, keys: _Keys, num_blocks: int, *, token_ids: _TokenIds | None = None
+    ) -> tuple[BlockList, int]:
         """Take ``num_blocks`` blocks, all or none: the cached prefix of ``keys``, and new ones for the rest.
 
         Returns:
@@ -244,6 +253,7 @@ class BlockPool:
 
         Raises:
             OutOfBlocksError: fewer are free; nothing was taken.
+            InvalidConfigError: the pool verifies tokens, and not all are given.
         """
 
     def ref_cnt(self, block_id: int) -> int: ...
@@ -430,6 +440,8 @@ class KVCacheManager:
         max_num_batched_tokens: most tokens of a step.
         enable_prefix_caching: publish full blocks and look for them.
         hash_algo, hash_key, hash_seed: as for :class:`BlockHasher`.
+        verify_tokens: compare the tokens of the whole prefix before a block is reused, and not only its hash.
+            The pool must have been built with ``verify_tokens``, for this block size.
         max_steps_in_flight: steps that may be prepared before the oldest is committed, 1 or 2.
 
     Raises:
@@ -448,6 +460,7 @@ class KVCacheManager:
         hash_algo: _HashAlgo = "sha256_cbor",
         hash_key: bytes | None = None,
         hash_seed: str | None = None,
+        verify_tokens: bool = False,
         max_steps_in_flight: Literal[1, 2] = 1,
     ) -> Self: ...
     @property

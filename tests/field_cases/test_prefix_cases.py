@@ -5,10 +5,65 @@ A docstring names the case by letter and number and says where the fault was see
 
 from __future__ import annotations
 
+import hashlib
+import random
+
 import pytest
 
 from field_cases.made_up_server import MadeUpServer, text_after
 from looseleaf import BlockHasher, BlockPool, errors
+
+
+def keys_of_four_bits(tokens: list[int], block_size: int) -> list[bytes]:
+    """Chained hashes of which 4 bits are left."""
+    keys, parent = [], bytes(32)
+    for end in range(block_size, len(tokens) + 1, block_size):
+        digest = hashlib.sha256(parent + repr(tokens[end - block_size : end]).encode()).digest()
+        parent = bytes(31) + bytes([digest[0] & 15])
+        keys.append(parent)
+    return keys
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_prompts_whose_hashes_collide_take_no_block_of_another_prompt_if_tokens_are_verified(verify: bool):
+    """B5, vllm#12621, openvino.genai#3722, xinfer#405: a prompt got the keys and values of another one.
+
+    By the pool's own calls, with 4 of the 256 bits of each hash. Without verification the same prompts do.
+    """
+    pool, rng = BlockPool(301, verify_tokens=4 if verify else 0), random.Random(5)
+    contents: dict[int, list[int]] = {}
+    hits = wrong = 0
+    prompts = [[rng.randrange(100) for _ in range(rng.randrange(4, 13))] for _ in range(100)]
+    for prompt in [*prompts, *prompts]:
+        keys = keys_of_four_bits(prompt, 4)
+        table, found = pool.admit_table(keys, len(keys), token_ids=prompt)
+        hits += found
+        wrong += sum(contents[block] != prompt[: 4 * (i + 1)] for i, block in enumerate(table.ids[:found]))
+        contents |= {block: prompt[: 4 * (i + 1)] for i, block in enumerate(table) if i >= found}
+        pool.publish_prefix(table, keys, found, token_ids=prompt)
+        table.release()
+    pool.check_invariants()
+    assert hits > 0
+    assert (wrong == 0) == verify
+    assert (pool.stats()["collisions"] > 100) == verify
+
+
+def test_a_server_that_verifies_tokens_writes_what_others_write_and_hits_what_they_hit():
+    """B5, as above: verification costs no hit as long as no hash collides."""
+    for groups in (1, 2):
+        servers = [
+            MadeUpServer(32, groups=groups, pool_options={"verify_tokens": verify}, verify_tokens=bool(verify))
+            for verify in (0, 4)
+        ]
+        hits = []
+        for server in servers:
+            for prompt in ([1] * 9, [1] * 13, [1, 1, 1, 1, 2, 2, 2, 2, 2], [1] * 9):
+                for salt in (None, "a"):
+                    assert server.answer(prompt, 6, salt=salt) == text_after(prompt, 6)
+            server.assert_empty()
+            hits.append(server.manager.stats()["prefix_hits"])
+            assert server.pool.stats()["collisions"] == server.pool.stats()["orphans"] == 0
+        assert hits[0] == hits[1] > 0
 
 
 def test_tenants_share_nothing_across_salts_and_everything_within_one():

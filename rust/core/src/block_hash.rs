@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::block_key::{BlockKey, KeyWidth};
+use crate::prefix_contents::ExtraMarks;
 
 /// Where the chain starts when no seed is given; vLLM's constant.
 const DEFAULT_SEED: &str = "vllm-none-hash";
@@ -25,6 +26,9 @@ pub enum HashAlgo {
     Blake3Keyed([u8; 32]),
     /// XXH3, 128-bit keys. Collisions can be constructed: only where all users trust each other.
     Xxh3,
+    /// So many bits of XXH3, for tests: keys that collide all the time.
+    #[doc(hidden)]
+    FewBits(u32),
 }
 
 impl HashAlgo {
@@ -32,14 +36,14 @@ impl HashAlgo {
     pub fn key_width(&self) -> KeyWidth {
         match self {
             Self::Sha256Cbor => KeyWidth::Bits256,
-            Self::Blake3Keyed(_) | Self::Xxh3 => KeyWidth::Bits128,
+            Self::Blake3Keyed(_) | Self::Xxh3 | Self::FewBits(_) => KeyWidth::Bits128,
         }
     }
 }
 
 /// What a block's content depends on beside its tokens. Each kind is tagged in the hash, so equal
 /// values of different kinds differ. Pass them in the order of the variants.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ExtraKey {
     /// An adapter; on every block of the sequence.
     Lora {
@@ -75,13 +79,28 @@ pub enum ExtraKey {
 pub struct BlockHasher {
     algo: HashAlgo,
     none_hash: BlockKey,
+    /// Only for chains whose blocks are looked for in a pool that verifies tokens.
+    marks: Option<ExtraMarks>,
 }
 
 impl BlockHasher {
     /// A hasher whose chains start from `seed`, or from vLLM's fixed start without one.
     pub fn new(algo: HashAlgo, seed: Option<&str>) -> Self {
         let none_hash = algo.digest(|cbor| cbor.text(seed.unwrap_or(DEFAULT_SEED)));
-        Self { algo, none_hash }
+        Self {
+            algo,
+            none_hash,
+            marks: None,
+        }
+    }
+
+    /// A hasher for a pool that verifies tokens.
+    pub(crate) fn with_marks(self, marks: Option<ExtraMarks>) -> Self {
+        Self { marks, ..self }
+    }
+
+    pub(crate) fn marks(&self) -> Option<&ExtraMarks> {
+        self.marks.as_ref()
     }
 
     /// How keys are computed.
@@ -143,6 +162,10 @@ impl HashAlgo {
                 Cbor::write(&mut |bytes| hash.update(bytes), encode);
                 let digest = hash.digest128();
                 BlockKey([(digest >> 64) as u64, digest as u64, 0, 0])
+            }
+            Self::FewBits(bits) => {
+                let BlockKey([word, ..]) = Self::Xxh3.digest(encode);
+                BlockKey([word & ((1 << bits) - 1), 0, 0, 0])
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::eviction_ring::MAX_SLOTS;
 use crate::prefix_index::MAX_WAYS;
 
 const MAX_EVENTS: u32 = 1 << 24;
-const MAX_EVENT_TOKENS: u32 = 1 << 16;
+const MAX_BLOCK_TOKENS: u32 = 1 << 16;
 
 /// Where released blocks queue. Seen from one thread, both orders are exact.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -77,6 +77,10 @@ pub struct PoolConfig {
     pub event_capacity: u32,
     /// Tokens of a block that its event carries, which is the block size; 0 to leave tokens out.
     pub event_tokens: u32,
+    /// Tokens of a block, if a hit is to compare the tokens of the whole prefix and not only the
+    /// hash, so that two prompts whose hashes collide never share a block; 0 to trust the hash.
+    /// Costs 4 bytes a token and 16 a block.
+    pub verify_tokens: u32,
     /// Sizes for tests.
     pub tuning: Tuning,
 }
@@ -92,6 +96,7 @@ impl PoolConfig {
             key_width: KeyWidth::default(),
             event_capacity: 0,
             event_tokens: 0,
+            verify_tokens: 0,
             tuning: Tuning::default(),
         }
     }
@@ -110,7 +115,16 @@ impl PoolConfig {
             self.first_usable() + 1..=MAX_BLOCKS,
         )?;
         within("event_capacity", self.event_capacity, 0..=MAX_EVENTS)?;
-        within("event_tokens", self.event_tokens, 0..=MAX_EVENT_TOKENS)?;
+        within("event_tokens", self.event_tokens, 0..=MAX_BLOCK_TOKENS)?;
+        within("verify_tokens", self.verify_tokens, 0..=MAX_BLOCK_TOKENS)?;
+        if self.event_tokens != 0 {
+            let least = self.verify_tokens..=MAX_BLOCK_TOKENS;
+            within(
+                "event_tokens of a pool that verifies tokens",
+                self.event_tokens,
+                least,
+            )?;
+        }
         within("tuning.young_slots", sizes.young_slots, 1..=MAX_SLOTS)?;
         within("tuning.aged_slots", sizes.aged_slots, 1..=MAX_SLOTS)?;
         within(

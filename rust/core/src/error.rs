@@ -100,6 +100,13 @@ pub enum PoolError {
         /// The most there can be.
         max: usize,
     },
+    /// A block that is not published with all its tokens, in a pool that verifies them.
+    TokensNeeded {
+        /// Tokens given.
+        found: usize,
+        /// Tokens of a block.
+        expected: usize,
+    },
     /// The pool was built without events.
     NoEvents,
     /// Somebody else reads the pool's events.
@@ -146,6 +153,12 @@ impl fmt::Display for PoolError {
             Self::KeyTooWide { bits } => write!(f, "the key does not fit the pool's {bits} bits"),
             Self::TooManyTokens { found, max } => {
                 write!(f, "a block of {found} tokens, but events carry {max}")
+            }
+            Self::TokensNeeded { found, expected } => {
+                write!(
+                    f,
+                    "a block is published with {found} tokens, but the pool verifies tokens: it takes {expected}"
+                )
             }
             Self::NoEvents => write!(f, "event_capacity is 0: the pool was built without events"),
             Self::EventsTaken => write!(f, "the pool's events are being read elsewhere"),

@@ -31,10 +31,10 @@ mod ring;
 pub(crate) use log::EventLog;
 pub use reader::EventReader;
 
-use crate::BlockKey;
+use crate::{BlockKey, PrefixId};
 
-/// What a [`Stored`](Event::Stored) event says about a block beside its key. None of it is needed
-/// to find the block.
+/// What is known of a block beside its key: what a [`Stored`](Event::Stored) event says of it. To
+/// find the block none of it is needed, unless the pool verifies tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BlockContent<'a> {
     /// Key of the block before this one; `None` for the first of a sequence, or if not known.
@@ -43,6 +43,9 @@ pub struct BlockContent<'a> {
     pub tokens: &'a [u32],
     /// The KV-cache group whose layers the block holds.
     pub group: u32,
+    /// The prefix that the block continues, in a pool that verifies tokens; `None` for the first
+    /// block of a sequence. See [`publish_named`](crate::BlockPool::publish_named).
+    pub after: Option<PrefixId>,
 }
 
 /// A change in the set of hashes that can be hit. Keys are those of the hash chain, the same for

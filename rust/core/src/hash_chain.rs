@@ -69,6 +69,8 @@ pub(crate) struct HashChain {
     /// Parent of the first block; `None` where a sequence begins.
     root: Option<BlockKey>,
     keys: Vec<BlockKey>,
+    /// The same blocks' extra keys in short, if the hasher makes marks.
+    marks: Vec<u64>,
     spans: Box<[SpannedKey]>,
     /// Blocks that begin here or later all have the extra keys `tail`, so that generating hashes
     /// without allocating.
@@ -96,6 +98,7 @@ impl HashChain {
         Self {
             root: None,
             keys: Vec::new(),
+            marks: Vec::new(),
             tail_from,
             tail: tail.collect(),
             spans: spans.into(),
@@ -117,9 +120,19 @@ impl HashChain {
         block.checked_sub(1).map(|before| self.keys[before])
     }
 
-    pub(crate) fn reserve(&mut self, blocks: usize) {
-        self.keys
-            .reserve_exact(blocks.saturating_sub(self.keys.len()));
+    /// What the block depends on beside its prefix and tokens, see [`ExtraMarks`].
+    ///
+    /// [`ExtraMarks`]: crate::prefix_contents::ExtraMarks
+    pub(crate) fn mark_of(&self, block: usize) -> u64 {
+        self.marks.get(block).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn reserve(&mut self, blocks: usize, with_marks: bool) {
+        let further = blocks.saturating_sub(self.keys.len());
+        self.keys.reserve_exact(further);
+        if with_marks {
+            self.marks.reserve_exact(further);
+        }
     }
 
     /// Computes the keys of the first `blocks` blocks of `tokens`, as far as they are missing.
@@ -135,22 +148,28 @@ impl HashChain {
             let start = index as u32 * block_size;
             let tokens = &tokens[index * size..(index + 1) * size];
             let parent = self.keys.last().or(self.root.as_ref());
-            let key = if start >= self.tail_from {
-                hasher.hash_block(parent, tokens, &self.tail)
+            let overlapping: Vec<_>;
+            let extra = if start >= self.tail_from {
+                &*self.tail
             } else {
-                let overlapping = self
-                    .spans
-                    .iter()
-                    .filter(|s| s.overlaps(start, start + block_size));
-                let extra: Vec<_> = overlapping.map(|span| span.in_block(start)).collect();
-                hasher.hash_block(parent, tokens, &extra)
+                let spans = self.spans.iter();
+                overlapping = spans
+                    .filter(|span| span.overlaps(start, start + block_size))
+                    .map(|span| span.in_block(start))
+                    .collect();
+                &overlapping
             };
+            let key = hasher.hash_block(parent, tokens, extra);
+            if let Some(marks) = hasher.marks() {
+                self.marks.push(marks.of(extra));
+            }
             self.keys.push(key);
         }
     }
 
     pub(crate) fn truncate(&mut self, blocks: usize) {
         self.keys.truncate(blocks);
+        self.marks.truncate(blocks);
     }
 }
 
@@ -171,7 +190,7 @@ impl BlockHasher {
     ) -> Vec<BlockKey> {
         let blocks = tokens.len() / block_size as usize;
         let mut chain = HashChain::new(salt, extra_keys).after(parent);
-        chain.reserve(blocks);
+        chain.reserve(blocks, false);
         chain.extend_to(blocks, tokens, block_size, self);
         chain.keys
     }

@@ -1,5 +1,6 @@
 //! The conservation laws, as a function.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::fmt;
 
@@ -61,6 +62,7 @@ impl BlockPool {
             let state = self.state(id).load(Ordering::Acquire);
             self.check_block(id, state, *mentions, &mut report);
         }
+        self.check_names(&mut report);
         if report.0.is_empty() {
             Ok(())
         } else {
@@ -134,6 +136,23 @@ impl BlockPool {
                 2,
                 format!("{hashed} blocks are hashed, {} are counted", stats.hashed),
             );
+        }
+    }
+
+    /// INV-5: blocks that end one prefix hold the same.
+    fn check_names(&self, report: &mut Report) {
+        let Some(contents) = &self.contents else {
+            return;
+        };
+        let mut named = HashMap::new();
+        for id in 0..self.config.num_blocks {
+            let Some(key) = self.key_of(id) else { continue };
+            let (tokens, name) = contents.read(id);
+            let first = named.entry(name).or_insert((id, key, tokens.clone()));
+            if (first.1, &first.2) != (key, &tokens) {
+                let found = format!("blocks {} and {id} differ and are both {name:?}", first.0);
+                report.add(5, found);
+            }
         }
     }
 

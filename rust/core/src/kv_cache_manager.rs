@@ -5,6 +5,7 @@ mod audit;
 mod commit;
 mod config;
 mod leave;
+mod naming;
 mod near_misses;
 mod prepare;
 mod reshape;
@@ -21,9 +22,10 @@ use std::sync::Arc;
 
 use crate::block_key::KeyFold;
 use crate::manager_error::ManagerError;
+use crate::prefix_contents::PrefixLink;
 use crate::sequence::{FinishReason, SeqHandle, Sequence};
 use crate::step::{Announcement, StepShape};
-use crate::{BlockHasher, BlockId, BlockKey, BlockPool, KeyWidth, PoolError};
+use crate::{BlockHasher, BlockId, BlockKey, BlockPool, KeyWidth, PoolError, PrefixId};
 
 pub use admission::PrefixMatch;
 pub use audit::ManagerStats;
@@ -44,12 +46,17 @@ use steps::Steps;
 struct Announced {
     block: BlockId,
     step: u64,
+    /// What is compared beside the key, as in the [`Announcement`].
+    link: PrefixLink,
+    tokens_at: Option<usize>,
 }
 
 /// Lists that calls fill and empty again, kept so that they allocate once.
 #[derive(Debug, Default)]
 struct Scratch {
     ids: Vec<BlockId>,
+    /// Of each of these, the prefix that ends with it.
+    names: Vec<PrefixId>,
     /// Each with its place in the table.
     announced: Vec<(usize, Announced)>,
     shared: Vec<BlockId>,
@@ -89,6 +96,7 @@ struct Scratch {
 ///     enable_prefix_caching: true,
 ///     hash_algo: HashAlgo::Sha256Cbor,
 ///     hash_seed: None,
+///     verify_tokens: false,
 ///     max_steps_in_flight: 1,
 /// };
 /// let mut manager = KVCacheManager::new(pool, config)?;
@@ -153,13 +161,31 @@ impl KVCacheManager {
                 allowed: "0, or at least the block size",
             });
         }
+        let expected = if config.verify_tokens { block_size } else { 0 };
+        let found = pool.config().verify_tokens;
+        if config.enable_prefix_caching && found != expected {
+            return Err(ManagerError::InvalidConfig {
+                field: "verify_tokens of the pool",
+                found: found.into(),
+                allowed: if config.verify_tokens {
+                    "the manager's block size"
+                } else {
+                    "0, unless the manager verifies tokens too"
+                },
+            });
+        }
         let shape = StepShape {
             max_num_seqs: config.max_num_seqs,
             groups: config.groups.len(),
+            kept_tokens: expected,
         };
         let steps = usize::from(config.max_steps_in_flight) + 1;
         let announcements = steps * config.max_num_seqs as usize * config.groups.len();
-        let hasher = || BlockHasher::new(config.hash_algo.clone(), config.hash_seed.as_deref());
+        let hasher = || {
+            let hasher = BlockHasher::new(config.hash_algo.clone(), config.hash_seed.as_deref());
+            let contents = pool.contents.as_ref();
+            hasher.with_marks(contents.map(|contents| contents.marks().clone()))
+        };
         Ok(Self {
             block_size,
             hasher: config.enable_prefix_caching.then(hasher),

@@ -43,6 +43,7 @@ mod eviction_ring;
 mod invariants;
 mod page_list;
 mod pool;
+mod prefix_contents;
 mod prefix_index;
 mod stats;
 mod sync;
@@ -63,6 +64,7 @@ pub use error::{OutOfBlocks, PoolError};
 pub use events::{BlockContent, Event, EventReader};
 pub use invariants::{InvariantError, Violation};
 pub use pool::{BlockPool, PrefixPeek, Published};
+pub use prefix_contents::{Prefix, PrefixId};
 pub use stats::{BlockUse, BlockView, PoolStats};
 #[cfg(all(crash_stop, not(any(loom, shuttle))))]
 pub use sync::crash_stop;

@@ -7,6 +7,7 @@ mod publish;
 mod release;
 mod report;
 
+pub(crate) use lookup::Found;
 pub use lookup::PrefixPeek;
 pub use publish::Published;
 
@@ -20,6 +21,7 @@ use crate::distinct_check::DistinctCheck;
 use crate::error::PoolError;
 use crate::events::EventLog;
 use crate::eviction_queue::EvictionQueue;
+use crate::prefix_contents::PrefixContents;
 use crate::prefix_index::PrefixIndex;
 use crate::stats::Counters;
 use crate::sync::AtomicU64;
@@ -40,6 +42,8 @@ pub struct BlockPool {
     /// these words that may be late, and is validated against them.
     pub(crate) states: Box<[BlockCell]>,
     pub(crate) keys: KeyStore,
+    /// Only if hits compare tokens too.
+    pub(crate) contents: Option<Box<PrefixContents>>,
     /// `KeepAll` only: when each block was published, to return the oldest of several copies.
     /// Relaxed: written before the state becomes `hashed` and read after it was seen to be.
     stamps: Option<Stamps>,
@@ -76,6 +80,7 @@ impl BlockPool {
                 .map(|_| BlockCell::new(BlockState::INITIAL))
                 .collect(),
             keys: KeyStore::new(blocks, config.key_width),
+            contents: PrefixContents::new(blocks, config.verify_tokens),
             stamps: (config.duplicate_policy == DuplicatePolicy::KeepAll).then(|| Stamps {
                 next: AtomicU64::new(0),
                 of: (0..blocks).map(|_| AtomicU64::new(0)).collect(),

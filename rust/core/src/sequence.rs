@@ -1,5 +1,6 @@
 //! A sequence: its tokens, how far they are computed, and when it stops.
 
+use crate::PrefixId;
 use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
 use crate::kv_cache_manager::Beginning;
@@ -76,6 +77,10 @@ pub(crate) struct Sequence {
     pub(crate) uncertain: bool,
     /// Leading blocks that need no publishing any more: hits, published ones and duplicates.
     pub(crate) settled: u32,
+    /// The prefixes that end with its blocks, the groups of one block together, for a pool that
+    /// verifies tokens: of the settled blocks at least, and of those that were announced. They stay
+    /// when the blocks go: they are names of its tokens.
+    pub(crate) names: Vec<PrefixId>,
     /// Tokens found in the cache at the first admission.
     pub(crate) cached: Option<u32>,
     /// Whether admissions look for cached blocks.
@@ -105,6 +110,7 @@ impl Sequence {
             pending: 0,
             uncertain: false,
             settled: 0,
+            names: Vec::new(),
             cached: None,
             reads_cache: true,
             beginning: None,
@@ -127,6 +133,7 @@ impl Sequence {
             pending: 0,
             uncertain: false,
             settled: self.settled,
+            names: self.names.clone(),
             cached: self.cached,
             reads_cache: self.reads_cache,
             beginning: None,
@@ -136,13 +143,18 @@ impl Sequence {
     }
 
     /// Makes room for all the sequence can become, so that its steps do not allocate.
-    pub(crate) fn reserve(&mut self, block_size: u32) {
+    pub(crate) fn reserve(&mut self, block_size: u32, with_names: bool) {
         let tokens = self.length_limit();
         let blocks = tokens.div_ceil(block_size) as usize;
         self.tokens
             .reserve_exact((tokens as usize).saturating_sub(self.tokens.len()));
-        self.chain.reserve(blocks);
+        self.chain.reserve(blocks, with_names);
         self.table.reserve(blocks);
+        if with_names {
+            let names = blocks * self.table.num_groups();
+            self.names
+                .reserve_exact(names.saturating_sub(self.names.len()));
+        }
     }
 
     /// Forgets tokens from position `len` on and what was known about them.
@@ -151,6 +163,7 @@ impl Sequence {
         self.tokens.truncate(len as usize);
         self.prompt_len = self.prompt_len.min(len);
         self.chain.truncate(full as usize);
+        self.names.truncate(full as usize * self.table.num_groups());
         self.settled = self.settled.min(full);
         self.computed = self.computed.min(len);
         self.finished = None;

@@ -21,6 +21,13 @@ pub struct PoolStats {
     pub published: u64,
     /// Publishes that found the key cached already and left the block plain.
     pub duplicates: u64,
+    /// Comparisons in which the hashes were equal and the tokens were not; each was a miss. Only
+    /// pools with `verify_tokens` see them.
+    pub collisions: u64,
+    /// Comparisons in which hashes and tokens were equal, but the prefixes before the blocks were
+    /// not the same: that of the cached block was forgotten and computed anew, or is another one
+    /// whose hash collides. Each was a miss.
+    pub orphans: u64,
     /// Hashes forgotten because an allocation took the block.
     pub evictions: u64,
     /// Hashes forgotten on request.
@@ -47,6 +54,8 @@ pub struct PoolStats {
 pub(crate) struct Counters {
     pub(crate) published: Counter,
     pub(crate) duplicates: Counter,
+    pub(crate) collisions: Counter,
+    pub(crate) orphans: Counter,
     pub(crate) evictions: Counter,
     pub(crate) retractions: Counter,
     pub(crate) spills: Counter,

@@ -7,6 +7,7 @@
 
 use crate::BlockId;
 use crate::block_key::BlockKey;
+use crate::prefix_contents::PrefixLink;
 use crate::sequence::SeqHandle;
 
 /// What became of a row of a step.
@@ -68,7 +69,10 @@ pub(crate) struct Announcement {
     pub(crate) index: u32,
     /// Key of the block before it, without a group.
     pub(crate) parent: Option<BlockKey>,
-    /// Where its tokens stand in the step's kept tokens, if its sequence has left.
+    /// Its place in its prefix, where look-ups compare tokens.
+    pub(crate) link: PrefixLink,
+    /// Where its tokens stand in the step's kept tokens, if these are compared or its sequence has
+    /// left.
     pub(crate) tokens_at: Option<usize>,
 }
 
@@ -112,6 +116,8 @@ impl DeferredFrees {
 pub(crate) struct StepShape {
     pub(crate) max_num_seqs: u32,
     pub(crate) groups: usize,
+    /// Tokens kept of each announced block.
+    pub(crate) kept_tokens: u32,
 }
 
 /// A step, open or in flight. Its memory is reused.
@@ -133,8 +139,9 @@ pub(crate) struct Step {
     pub(crate) sample_rows: Vec<u32>,
     pub(crate) copies: Vec<BlockCopy>,
     pub(crate) announcements: Vec<Announcement>,
-    /// Tokens of blocks that were announced by sequences that have left, for the events that tell
-    /// of them. A row leaves a step once, so it holds no more than the blocks that the step fills.
+    /// Tokens of announced blocks: of all, where look-ups compare them, and otherwise of those
+    /// whose sequences have left, for the events that tell of them. A row leaves a step once, so it
+    /// holds no more than the blocks that the step fills.
     kept_tokens: Vec<u32>,
     /// Sequences admitted onto announcements of this step.
     pub(crate) dependants: Vec<SeqHandle>,
@@ -158,7 +165,7 @@ impl Step {
             sample_rows: Vec::with_capacity(rows),
             copies: Vec::with_capacity(blocks),
             announcements: Vec::with_capacity(blocks),
-            kept_tokens: Vec::new(),
+            kept_tokens: Vec::with_capacity(rows * shape.kept_tokens as usize),
             dependants: Vec::with_capacity(rows),
             frees: DeferredFrees::default(),
         }
@@ -269,11 +276,22 @@ impl Step {
         let rows = &self.rows;
         self.announcements
             .retain(|announcement| stays(announcement, rows[announcement.row as usize].as_ref()));
+        if self.announcements.is_empty() {
+            self.kept_tokens.clear();
+        }
+    }
+
+    /// Keeps the tokens of a block; says where.
+    pub(crate) fn keep_block(&mut self, tokens: &[u32]) -> usize {
+        let at = self.kept_tokens.len();
+        self.kept_tokens.extend_from_slice(tokens);
+        at
     }
 
     /// Keeps the tokens of all blocks that the sequence, of these tokens, has announced.
     pub(crate) fn keep_tokens(&mut self, owner: SeqHandle, tokens: &[u32], block_size: u32) {
-        for announcement in self.announcements.iter_mut().filter(|it| it.owner == owner) {
+        let unkept = |it: &&mut Announcement| it.owner == owner && it.tokens_at.is_none();
+        for announcement in self.announcements.iter_mut().filter(unkept) {
             let (start, size) = (announcement.index * block_size, block_size as usize);
             announcement.tokens_at = Some(self.kept_tokens.len());
             self.kept_tokens
@@ -282,10 +300,8 @@ impl Step {
     }
 
     /// The tokens of an announced block, if they were kept.
-    pub(crate) fn kept_tokens(&self, announcement: &Announcement, block_size: u32) -> &[u32] {
-        announcement
-            .tokens_at
-            .map_or(&[], |at| &self.kept_tokens[at..at + block_size as usize])
+    pub(crate) fn kept_tokens(&self, tokens_at: Option<usize>, block_size: u32) -> &[u32] {
+        tokens_at.map_or(&[], |at| &self.kept_tokens[at..at + block_size as usize])
     }
 
     /// The lowest table index at which a copy of this step gives the row a block.

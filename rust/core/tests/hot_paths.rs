@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use looseleaf::{
     BlockContent, BlockId, BlockKey, BlockPool, DuplicatePolicy, EventReader, FreeOrder, KeyWidth,
-    PoolConfig, Tuning,
+    PoolConfig, Prefix, Tuning,
 };
 
 thread_local! {
@@ -131,6 +131,7 @@ fn telling_of_hashes_allocates_no_memory_whether_or_not_there_is_room() {
                     parent: Some(key(i)),
                     tokens: &[7; 16],
                     group: 3,
+                    after: None,
                 };
                 let key = key(1000 * round + i);
                 pool.publish_content(*id, &key, &content).unwrap();
@@ -153,25 +154,63 @@ fn telling_of_hashes_allocates_no_memory_whether_or_not_there_is_room() {
 
 #[test]
 fn a_block_costs_92_bytes_with_128_bit_keys_and_108_with_256() {
-    let bytes_per_block = |key_width, duplicate_policy| {
+    let bytes_per_block = |key_width, duplicate_policy, verify_tokens| {
         let blocks = 1 << 20;
         let config = PoolConfig {
             key_width,
             duplicate_policy,
+            verify_tokens,
             ..PoolConfig::new(blocks)
         };
         BlockPool::new(config).unwrap().metadata_bytes() as f64 / f64::from(blocks)
     };
     assert_eq!(
-        bytes_per_block(KeyWidth::Bits128, DuplicatePolicy::FirstWins),
+        bytes_per_block(KeyWidth::Bits128, DuplicatePolicy::FirstWins, 0),
         92.0
     );
     assert_eq!(
-        bytes_per_block(KeyWidth::Bits256, DuplicatePolicy::FirstWins),
+        bytes_per_block(KeyWidth::Bits256, DuplicatePolicy::FirstWins, 0),
         108.0
     );
     assert_eq!(
-        bytes_per_block(KeyWidth::Bits256, DuplicatePolicy::KeepAll),
+        bytes_per_block(KeyWidth::Bits256, DuplicatePolicy::KeepAll, 0),
         116.0
+    );
+    // Tokens of 4 bytes, and a link of 16.
+    assert_eq!(
+        bytes_per_block(KeyWidth::Bits128, DuplicatePolicy::FirstWins, 16),
+        92.0 + 64.0 + 16.0
+    );
+}
+
+#[test]
+fn verifying_tokens_allocates_no_memory() {
+    let config = PoolConfig {
+        verify_tokens: 4,
+        ..PoolConfig::new(101)
+    };
+    let pool = BlockPool::new(config).unwrap();
+    let mut ids: Vec<BlockId> = vec![0; 50];
+    let mut tokens = vec![7; 200];
+    let keys: Vec<_> = (0..50).map(|i| key(i % 8)).collect();
+    for round in 0..10 {
+        tokens[0] = round % 3;
+        let prefix = Prefix {
+            keys: &keys,
+            tokens: &tokens,
+            group: 0,
+        };
+        assert_allocation_free("admit and publish", || {
+            let hits = pool.admit_table(prefix, &mut ids).unwrap();
+            assert!(pool.publish_prefix(&ids, prefix, hits).is_ok());
+        });
+        assert_allocation_free("look-up", || assert!(pool.peek_prefix(prefix).hits > 0));
+        ids.reverse();
+        pool.release(&ids).unwrap();
+    }
+    let stats = pool.stats();
+    assert!(
+        stats.collisions > 0 && stats.orphans > 0 && stats.evictions > 0,
+        "{stats:?}"
     );
 }

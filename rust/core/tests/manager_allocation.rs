@@ -6,7 +6,7 @@ mod simulation;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use looseleaf::{HashAlgo, KVCacheManager, OpenParams, StepBuffers};
+use looseleaf::{ExtraKey, HashAlgo, KVCacheManager, OpenParams, SpannedKey, StepBuffers};
 use simulation::{Arrays, Setup};
 
 thread_local! {
@@ -34,9 +34,10 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn steps_of_admitted_sequences_allocate_nothing() {
-    for groups in [1, 2] {
+    for (groups, verify_tokens) in [(1, false), (2, false), (1, true), (2, true)] {
         let setup = Setup {
             groups,
+            verify_tokens,
             usable_blocks: 4000,
             max_model_len: 2048,
             max_num_batched_tokens: 600,
@@ -44,6 +45,10 @@ fn steps_of_admitted_sequences_allocate_nothing() {
         };
         let mut config = setup.config();
         config.hash_algo = HashAlgo::Sha256Cbor;
+        let extra_keys = [SpannedKey::everywhere(ExtraKey::Lora {
+            name: "a".into(),
+            path: "/a".into(),
+        })];
         let mut manager = KVCacheManager::new(setup.pool(), config).unwrap();
         let mut arrays = Arrays::new(manager.buffer_sizes());
         for nth in 0..8 {
@@ -51,6 +56,7 @@ fn steps_of_admitted_sequences_allocate_nothing() {
             let params = OpenParams {
                 tokens: &tokens,
                 max_tokens: 500,
+                extra_keys: &extra_keys,
                 ..<_>::default()
             };
             let handle = manager.open(params).unwrap();

@@ -132,6 +132,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         } else {
             DuplicatePolicy::KeepAll
         },
+        ..Setup::default()
     })
 }
 
@@ -262,6 +263,10 @@ fn run(setup: Setup, ops: &[Op]) -> Coverage {
 
 /// Runs random histories, a multiple of proptest's usual number, and adds up what they met.
 fn explore(ops: impl Strategy<Value = Op>) -> Coverage {
+    explore_with(setups(), ops)
+}
+
+fn explore_with(setups: impl Strategy<Value = Setup>, ops: impl Strategy<Value = Op>) -> Coverage {
     let cases = Config::default().cases * 4;
     let mut runner = TestRunner::new(Config {
         cases,
@@ -270,7 +275,7 @@ fn explore(ops: impl Strategy<Value = Op>) -> Coverage {
     let seen = RefCell::new(Coverage::default());
     runner
         .run(
-            &(setups(), prop::collection::vec(ops, 1..120)),
+            &(setups, prop::collection::vec(ops, 1..120)),
             |(setup, ops)| {
                 seen.borrow_mut().add(&run(setup, &ops));
                 Ok(())
@@ -295,4 +300,24 @@ fn every_row_reads_its_own_prefix_when_an_embedder_commits_row_by_row() {
         seen.steps > 0 && seen.evicted_with_others > 0 && seen.accepted_drafts > 0,
         "{seen:?}"
     );
+}
+
+/// Of 16 hashes each is that of many prefixes, and of many salts.
+fn setups_with_collisions() -> impl Strategy<Value = Setup> {
+    setups().prop_map(|setup| Setup {
+        hash_bits: Some(4),
+        verify_tokens: true,
+        ..setup
+    })
+}
+
+#[test]
+fn every_row_reads_its_own_prefix_when_hashes_collide_and_tokens_are_verified() {
+    let seen = explore_with(setups_with_collisions(), engine_ops());
+    for (name, count) in seen.counts() {
+        assert!(count > 0, "{name} never happened: {seen:?}");
+    }
+    assert!(seen.collisions > 100 && seen.orphans > 100, "{seen:?}");
+    let seen = explore_with(setups_with_collisions(), embedder_ops());
+    assert!(seen.collisions > 100 && seen.orphans > 100, "{seen:?}");
 }

@@ -386,3 +386,41 @@ fn a_handle_of_one_manager_means_nothing_to_another() {
     assert_eq!(ours.num_open(), 1);
     ours.close(first).unwrap();
 }
+
+#[test]
+fn a_manager_verifies_tokens_if_its_pool_does_and_in_blocks_of_the_same_size() {
+    let build = |pool_tokens, verify_tokens, enable_prefix_caching| {
+        let pool = BlockPool::new(PoolConfig {
+            verify_tokens: pool_tokens,
+            ..PoolConfig::new(9)
+        });
+        let config = ManagerConfig {
+            verify_tokens,
+            enable_prefix_caching,
+            ..Setup::default().config()
+        };
+        let manager = KVCacheManager::new(Arc::new(pool.unwrap()), config);
+        manager.map(drop).map_err(|error| error.to_string())
+    };
+    let refusal = |text: &str| Err(format!("verify_tokens of the pool is {text}"));
+    assert_eq!(
+        build(0, true, true),
+        refusal("0; allowed is the manager's block size")
+    );
+    assert_eq!(
+        build(8, true, true),
+        refusal("8; allowed is the manager's block size")
+    );
+    assert_eq!(
+        build(4, false, true),
+        refusal("4; allowed is 0, unless the manager verifies tokens too")
+    );
+    for (pool_tokens, verify_tokens, caching) in [
+        (0, false, true),
+        (4, true, true),
+        (0, true, false),
+        (4, false, false),
+    ] {
+        assert_eq!(build(pool_tokens, verify_tokens, caching), Ok(()));
+    }
+}

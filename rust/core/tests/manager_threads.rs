@@ -11,8 +11,11 @@ use simulation::{Engine, Setup};
 
 const REQUESTS: u32 = 200;
 
-fn setup() -> Setup {
+fn setup(verify_tokens: bool) -> Setup {
     Setup {
+        // With tokens verified, every hash is that of many prefixes.
+        hash_bits: verify_tokens.then_some(4),
+        verify_tokens,
         usable_blocks: 20,
         block_size: 2,
         max_num_seqs: 4,
@@ -69,18 +72,19 @@ fn serve(mut engine: Engine, seed: u32) -> Engine {
     engine
 }
 
-/// Prefix tokens hit, hits lost to another thread and evictions, of one round.
-fn round() -> [u64; 3] {
-    let pool = setup().pool();
-    let memory = Arc::new(Mutex::new(setup().memory()));
-    let engines = [0, 1, 2].map(|_| Engine::over(setup(), Arc::clone(&pool), &memory));
+/// Prefix tokens hit, hits lost to another thread, evictions and collisions, of one round.
+fn round(setup: Setup) -> [u64; 4] {
+    let pool = setup.pool();
+    let memory = Arc::new(Mutex::new(setup.memory()));
+    let engines = [0, 1, 2].map(|_| Engine::over(setup, Arc::clone(&pool), &memory));
     let threads = (0..).zip(engines);
     let threads: Vec<_> = threads
         .map(|(seed, engine)| thread::spawn(move || serve(engine, seed)))
         .collect();
     let mut calm = Engine::new(Setup {
         usable_blocks: 400,
-        ..setup()
+        prefix_caching: false,
+        ..setup
     });
     calm.vocabulary = 2;
     let (mut hits, mut lost) = (0, 0);
@@ -98,21 +102,35 @@ fn round() -> [u64; 3] {
     }
     pool.check_invariants().unwrap();
     assert_eq!(pool.stats().in_use, 0);
-    [hits, lost, pool.stats().evictions]
+    let stats = pool.stats();
+    [hits, lost, stats.evictions, stats.collisions]
 }
 
 /// Rounds go on until the rarest thing has happened: that a block was evicted between a manager's
 /// looking it up and its taking it. About every fifth round sees one.
 #[test]
 fn managers_in_threads_read_only_their_own_prefixes_from_a_shared_pool() {
-    let mut seen = [0; 3];
+    rounds(setup(false), |[hits, lost, evictions, _]| {
+        [hits, lost, evictions]
+    });
+}
+
+#[test]
+fn managers_in_threads_read_only_their_own_prefixes_when_hashes_collide() {
+    rounds(setup(true), |[hits, _, evictions, collisions]| {
+        [hits, evictions, collisions]
+    });
+}
+
+fn rounds(setup: Setup, required: fn([u64; 4]) -> [u64; 3]) {
+    let mut seen = [0; 4];
     for _ in 0..100 {
-        for (seen, more) in seen.iter_mut().zip(round()) {
+        for (seen, more) in seen.iter_mut().zip(round(setup)) {
             *seen += more;
         }
-        if seen.iter().all(|&count| count > 0) {
+        if required(seen).iter().all(|&count| count > 0) {
             return;
         }
     }
-    panic!("hits, lost hits and evictions: {seen:?}");
+    panic!("hits, lost hits, evictions and collisions: {seen:?}");
 }

@@ -100,6 +100,7 @@ pub fn pool_error(error: PoolError) -> PyErr {
         PoolError::KeyTooWide { .. }
         | PoolError::InvalidConfig { .. }
         | PoolError::TooManyTokens { .. }
+        | PoolError::TokensNeeded { .. }
         | PoolError::NoEvents => "InvalidConfigError",
         PoolError::EventsTaken => "ConcurrentUseError",
         PoolError::InUse { .. } => "BlocksInUseError",

@@ -68,7 +68,7 @@ impl KVCacheManager {
     #[new]
     #[pyo3(signature = (pool, groups, *, max_num_seqs, max_model_len, max_num_batched_tokens,
         enable_prefix_caching = true, hash_algo = "sha256_cbor", hash_key = None, hash_seed = None,
-        max_steps_in_flight = 1))]
+        verify_tokens = false, max_steps_in_flight = 1))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of one constructor"
@@ -83,6 +83,7 @@ impl KVCacheManager {
         hash_algo: &str,
         hash_key: Option<[u8; 32]>,
         hash_seed: Option<String>,
+        verify_tokens: bool,
         max_steps_in_flight: u8,
     ) -> PyResult<Self> {
         let config = ManagerConfig {
@@ -93,6 +94,7 @@ impl KVCacheManager {
             enable_prefix_caching,
             hash_algo: parse_hash_algo(hash_algo, hash_key)?,
             hash_seed,
+            verify_tokens,
             max_steps_in_flight,
         };
         let manager = looseleaf::KVCacheManager::new(pool.get().pool()?.clone(), config)

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use looseleaf::{
-    BlockContent, BlockId, DuplicatePolicy, FreeOrder, KeyWidth, OutOfBlocks, PoolConfig,
-    PoolError, Published,
+    BlockContent, BlockId, BlockKey, DuplicatePolicy, FreeOrder, KeyWidth, OutOfBlocks, PoolConfig,
+    PoolError, Prefix, Published,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -32,7 +32,12 @@ pub struct BlockPool {
 impl BlockPool {
     #[new]
     #[pyo3(signature = (num_blocks, *, reserve_null_block = true, free_order = "unhashed_first",
-        duplicate_policy = "first_wins", key_bits = 256, event_capacity = 0, event_tokens = 0))]
+        duplicate_policy = "first_wins", key_bits = 256, event_capacity = 0, event_tokens = 0,
+        verify_tokens = 0))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword arguments of one constructor"
+    )]
     fn new(
         num_blocks: u32,
         reserve_null_block: bool,
@@ -41,6 +46,7 @@ impl BlockPool {
         key_bits: u32,
         event_capacity: u32,
         event_tokens: u32,
+        verify_tokens: u32,
     ) -> PyResult<Self> {
         let key_width = match key_bits {
             128 => KeyWidth::Bits128,
@@ -72,6 +78,7 @@ impl BlockPool {
             key_width,
             event_capacity,
             event_tokens,
+            verify_tokens,
             ..PoolConfig::new(num_blocks)
         };
         let inner = Arc::new(looseleaf::BlockPool::new(config).map_err(pool_error)?);
@@ -141,11 +148,19 @@ impl BlockPool {
         parent: Option<&[u8]>,
         token_ids: Option<TokenIds>,
     ) -> PyResult<&'static str> {
+        if self.inner.config().verify_tokens != 0 {
+            return Err(invalid_config(
+                "this pool verifies tokens, which takes those of the whole prefix: publish its blocks with \
+                 publish_prefix(blocks, keys, start, token_ids=...)"
+                    .into(),
+            ));
+        }
         let parse = |key| parse_key(key, self.key_width);
         let content = BlockContent {
             parent: parent.map(parse).transpose()?,
             tokens: token_ids.as_ref().map_or(&[], |token_ids| &token_ids.0),
             group: 0,
+            after: None,
         };
         let published = self
             .pool()?
@@ -162,8 +177,14 @@ impl BlockPool {
     ///
     /// `blocks[start:]` are published under `keys[start:]`. Returns how many of them can be found now. Any
     /// misuse raises before something is published.
-    #[pyo3(signature = (blocks, keys, start = 0))]
-    fn publish_prefix(&self, blocks: BlockIds, keys: KeysArg<'_>, start: usize) -> PyResult<usize> {
+    #[pyo3(signature = (blocks, keys, start = 0, *, token_ids = None))]
+    fn publish_prefix(
+        &self,
+        blocks: BlockIds,
+        keys: KeysArg<'_>,
+        start: usize,
+        token_ids: Option<TokenIds>,
+    ) -> PyResult<usize> {
         let blocks = blocks.of(self.pool()?)?;
         keys.with(self.key_width, |keys| {
             if keys.len() > blocks.len() || start > keys.len() {
@@ -174,9 +195,10 @@ impl BlockPool {
                     keys.len()
                 )));
             }
+            let prefix = self.prefix("publish_prefix", keys, token_ids.as_ref())?;
             let published = self
                 .pool()?
-                .publish_prefix(&blocks[..keys.len()], keys, start);
+                .publish_prefix(&blocks[..keys.len()], prefix, start);
             published.map_err(pool_error)
         })?
     }
@@ -187,33 +209,50 @@ impl BlockPool {
     }
 
     /// Takes a reference on each block of the longest cached prefix of `keys`.
-    fn match_prefix(&self, keys: KeysArg<'_>) -> PyResult<BlockList> {
+    #[pyo3(signature = (keys, *, token_ids = None))]
+    fn match_prefix(&self, keys: KeysArg<'_>, token_ids: Option<TokenIds>) -> PyResult<BlockList> {
         let pool = self.pool()?;
         keys.with(self.key_width, |keys| {
+            let prefix = self.prefix("match_prefix", keys, token_ids.as_ref())?;
             let mut ids = vec![0; keys.len()];
-            let hits = pool.match_prefix(keys, &mut ids);
+            let hits = pool.match_prefix(prefix, &mut ids);
             ids.truncate(hits);
-            self.list(ids)
-        })
+            Ok(self.list(ids))
+        })?
     }
 
     /// How many blocks of `keys`' prefix are cached, and how many of them nobody holds. Changes nothing.
-    fn peek_prefix(&self, keys: KeysArg<'_>) -> PyResult<(usize, usize)> {
+    #[pyo3(signature = (keys, *, token_ids = None))]
+    fn peek_prefix(
+        &self,
+        keys: KeysArg<'_>,
+        token_ids: Option<TokenIds>,
+    ) -> PyResult<(usize, usize)> {
         let pool = self.pool()?;
-        let found = keys.with(self.key_width, |keys| pool.peek_prefix(keys))?;
-        Ok((found.hits, found.free_hits))
+        keys.with(self.key_width, |keys| {
+            let prefix = self.prefix("peek_prefix", keys, token_ids.as_ref())?;
+            let found = pool.peek_prefix(prefix);
+            Ok((found.hits, found.free_hits))
+        })?
     }
 
     /// Takes the cached prefix of `keys` and `n` new blocks, or raises `OutOfBlocksError` and takes nothing.
     ///
     /// Returns the blocks, cached ones first, and how many are cached.
-    fn admit(&self, keys: KeysArg<'_>, n: usize) -> PyResult<(BlockList, usize)> {
+    #[pyo3(signature = (keys, n, *, token_ids = None))]
+    fn admit(
+        &self,
+        keys: KeysArg<'_>,
+        n: usize,
+        token_ids: Option<TokenIds>,
+    ) -> PyResult<(BlockList, usize)> {
         let mut new = self.room_for(n)?;
         keys.with(self.key_width, |keys| {
+            let prefix = self.prefix("admit", keys, token_ids.as_ref())?;
             let mut ids = vec![0; keys.len()];
             let hits = self
                 .pool()?
-                .admit(keys, &mut ids, &mut new)
+                .admit(prefix, &mut ids, &mut new)
                 .map_err(out_of_blocks)?;
             ids.truncate(hits);
             ids.extend(new);
@@ -223,12 +262,19 @@ impl BlockPool {
 
     /// Takes `num_blocks` blocks: the cached prefix of `keys`, and new ones for the rest; or raises
     /// `OutOfBlocksError` and takes nothing. Returns them in order and how many are cached.
-    fn admit_table(&self, keys: KeysArg<'_>, num_blocks: usize) -> PyResult<(BlockList, usize)> {
+    #[pyo3(signature = (keys, num_blocks, *, token_ids = None))]
+    fn admit_table(
+        &self,
+        keys: KeysArg<'_>,
+        num_blocks: usize,
+        token_ids: Option<TokenIds>,
+    ) -> PyResult<(BlockList, usize)> {
         let mut ids = self.room_for(num_blocks)?;
         keys.with(self.key_width, |keys| {
+            let prefix = self.prefix("admit_table", keys, token_ids.as_ref())?;
             let hits = self
                 .pool()?
-                .admit_table(keys, &mut ids)
+                .admit_table(prefix, &mut ids)
                 .map_err(out_of_blocks)?;
             Ok((self.list(ids), hits))
         })?
@@ -306,6 +352,8 @@ impl BlockPool {
             ("hashed", stats.hashed as u64),
             ("published", stats.published),
             ("duplicates", stats.duplicates),
+            ("collisions", stats.collisions),
+            ("orphans", stats.orphans),
             ("evictions", stats.evictions),
             ("retractions", stats.retractions),
             ("spills", stats.spills),
@@ -373,6 +421,30 @@ impl BlockPool {
             pinned: stats.in_use,
             total: stats.total,
         }))
+    }
+
+    /// The keys with the tokens that they are of, which a pool that verifies tokens must have.
+    fn prefix<'a>(
+        &self,
+        call: &str,
+        keys: &'a [BlockKey],
+        token_ids: Option<&'a TokenIds>,
+    ) -> PyResult<Prefix<'a>> {
+        let block_size = self.inner.config().verify_tokens as usize;
+        let tokens = token_ids.map_or(&[][..], |token_ids| &token_ids.0);
+        let needed = keys.len() * block_size;
+        if tokens.len() < needed {
+            return Err(invalid_config(format!(
+                "this pool verifies tokens: {call} takes token_ids, the tokens of the blocks of all keys, \
+                 {block_size} for each; needed are {needed}, found {}",
+                tokens.len()
+            )));
+        }
+        Ok(Prefix {
+            keys,
+            tokens,
+            group: 0,
+        })
     }
 
     fn check_id(&self, id: BlockId) -> PyResult<()> {

@@ -38,6 +38,7 @@ fn manager() -> KVCacheManager {
         max_num_seqs: ROWS_OF_A_STEP,
         max_model_len: MAX_MODEL_LEN,
         max_num_batched_tokens: MAX_MODEL_LEN,
+        verify_tokens: false,
         enable_prefix_caching: true,
         hash_algo: HashAlgo::Xxh3,
         hash_seed: None,

@@ -100,6 +100,7 @@ mod tests {
                     parent,
                     tokens,
                     group,
+                    after: None,
                 };
                 store.write(at, &content);
             }

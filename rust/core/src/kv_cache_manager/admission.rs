@@ -1,12 +1,13 @@
 //! Opening sequences and admitting them: prefix hits, and blocks for the rest.
 
-use super::{Announced, Beginning, KVCacheManager, OpenParams, Scratch};
-use crate::block_state::BlockState;
+use super::{Announced, Beginning, KVCacheManager, ManagerConfig, OpenParams, Scratch};
 use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
 use crate::manager_error::ManagerError;
+use crate::pool::Found;
+use crate::prefix_contents::Wanted;
 use crate::sequence::{SeqHandle, Sequence, StopRules};
-use crate::{BlockId, BlockKey, OutOfBlocks};
+use crate::{OutOfBlocks, PrefixId};
 
 /// What an admission would find now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,7 +24,7 @@ pub struct PrefixMatch {
 /// Where a block with wanted content is.
 #[derive(Clone, Copy)]
 enum Hit {
-    Cached(BlockId, BlockState),
+    Cached(Found),
     Announced(Announced),
 }
 
@@ -82,7 +83,7 @@ impl KVCacheManager {
             sequence.beginning = Beginning::of(params.tokens, params.salt, self.block_size);
             self.stats.short_prompts += u64::from(sequence.beginning.is_none());
         }
-        sequence.reserve(self.block_size);
+        sequence.reserve(self.block_size, self.verifies());
         self.hash_known(&mut sequence);
         Ok(self.sequences.insert(sequence))
     }
@@ -96,12 +97,16 @@ impl KVCacheManager {
     pub fn match_prefix(&self, handle: SeqHandle) -> Result<PrefixMatch, ManagerError> {
         let sequence = self.sequences.get(handle)?;
         let (mut hits, mut free_hits) = (0, 0);
-        'blocks: for key in self.candidates(sequence) {
+        let mut before = roots();
+        'blocks: for index in 0..self.num_candidates(sequence) {
             let mut free = 0;
-            for group in 0..self.num_groups() as u32 {
-                match self.find(&key.with_group(group)) {
-                    Some(Hit::Cached(_, state)) if state.is_free() => free += 1,
-                    Some(_) => {}
+            for (group, before) in (0..self.num_groups()).zip(&mut before) {
+                match self.find(&sequence.wanted(index, group, *before, self.block_size)) {
+                    Some(Hit::Cached(found)) => {
+                        free += u32::from(found.state.is_free());
+                        *before = found.name;
+                    }
+                    Some(Hit::Announced(hit)) => *before = hit.link.name,
                     None => break 'blocks,
                 }
             }
@@ -147,7 +152,13 @@ impl KVCacheManager {
         self.running.push(handle);
         let block_size = self.block_size;
         let groups = self.num_groups();
+        let verifies = self.verifies();
         let sequence = self.sequences.get_mut(handle)?;
+        if verifies {
+            for (place, name) in self.scratch.names.iter().enumerate() {
+                sequence.set_name(place / groups, place % groups, *name);
+            }
+        }
         self.scratch
             .ids
             .chunks_exact(groups)
@@ -176,10 +187,11 @@ impl KVCacheManager {
     fn take_blocks(&mut self, handle: SeqHandle, blocks: usize) -> Result<u32, ManagerError> {
         loop {
             let plan = self.plan_hits(handle)?;
-            let groups = self.num_groups() as u32;
-            let keys = self.sequences.get(handle)?.chain.keys();
+            let (groups, block_size) = (self.num_groups(), self.block_size);
+            let sequence = self.sequences.get(handle)?;
             let Scratch {
                 ids,
+                names,
                 announced,
                 shared,
                 ..
@@ -195,14 +207,17 @@ impl KVCacheManager {
                 let found = announced.binary_search_by_key(&entry, |(entry, _)| *entry);
                 found.is_err()
             };
-            let keys = keys
-                .iter()
-                .flat_map(|key| (0..groups).map(|group| key.with_group(group)));
-            let cached = keys
-                .zip(prefix.iter_mut())
+            let wanted = |entry: usize| {
+                let (index, group) = (entry / groups, entry % groups);
+                let before = entry.checked_sub(groups).map(|before| names[before]);
+                let before = before.unwrap_or(PrefixId::root(group as u32));
+                sequence.wanted(index, group, before, block_size)
+            };
+            let cached = prefix
+                .iter_mut()
                 .enumerate()
                 .filter(|(entry, _)| is_cached(*entry))
-                .map(|(_, cached)| cached);
+                .map(|(entry, id)| (wanted(entry), id));
             let taken = match self.pool.admit_found(cached, plan.free, new) {
                 Ok(taken) => taken,
                 Err(refusal) => {
@@ -222,35 +237,47 @@ impl KVCacheManager {
         }
     }
 
-    /// Lists the blocks of the cached prefix in `scratch.ids`, in the order of the table, and those
-    /// of them that are only announced in `scratch.announced`.
+    /// Lists the blocks of the cached prefix in `scratch.ids`, in the order of the table, the names
+    /// of the prefixes that end with them in `scratch.names`, and those blocks of them that are only
+    /// announced in `scratch.announced`.
     fn plan_hits(&mut self, handle: SeqHandle) -> Result<Plan, ManagerError> {
         let sequence = self.sequences.get(handle)?;
         let mut scratch = std::mem::take(&mut self.scratch);
-        let Scratch { ids, announced, .. } = &mut scratch;
+        let Scratch {
+            ids,
+            names,
+            announced,
+            ..
+        } = &mut scratch;
         ids.clear();
+        names.clear();
         announced.clear();
         let mut plan = Plan::default();
-        'blocks: for key in self.candidates(sequence) {
+        let mut before = roots();
+        'blocks: for index in 0..self.num_candidates(sequence) {
             let whole = (ids.len(), announced.len(), plan.free);
-            for group in 0..self.num_groups() as u32 {
-                match self.find(&key.with_group(group)) {
-                    Some(Hit::Cached(block, state)) => {
-                        ids.push(block);
-                        plan.free += usize::from(state.is_free());
+            for (group, before) in (0..self.num_groups()).zip(&mut before) {
+                match self.find(&sequence.wanted(index, group, *before, self.block_size)) {
+                    Some(Hit::Cached(found)) => {
+                        ids.push(found.id);
+                        plan.free += usize::from(found.state.is_free());
+                        *before = found.name;
                     }
                     Some(Hit::Announced(hit)) => {
                         announced.push((ids.len(), hit));
                         ids.push(hit.block);
+                        *before = hit.link.name;
                     }
                     None => {
                         // A prefix counts only while all groups have it.
                         ids.truncate(whole.0);
+                        names.truncate(whole.0);
                         announced.truncate(whole.1);
                         plan.free = whole.2;
                         break 'blocks;
                     }
                 }
+                names.push(*before);
             }
             plan.hits += 1;
         }
@@ -273,21 +300,20 @@ impl KVCacheManager {
         }
     }
 
-    /// Keys of the blocks that a look-up may take: full ones, and never the last token's.
-    fn candidates<'a>(&self, sequence: &'a Sequence) -> &'a [BlockKey] {
+    /// Leading blocks that a look-up may take: full ones, and never the last token's.
+    fn num_candidates(&self, sequence: &Sequence) -> usize {
         let most = match self.hasher {
             Some(_) if sequence.reads_cache => (sequence.len() - 1) / self.block_size,
             _ => 0,
         };
-        let keys = sequence.chain.keys();
-        &keys[..keys.len().min(most as usize)]
+        sequence.chain.keys().len().min(most as usize)
     }
 
     /// Looks for filled blocks first: they are there whatever becomes of the steps in flight.
-    fn find(&self, key: &BlockKey) -> Option<Hit> {
-        match self.pool.find(key) {
-            Some((block, state)) => Some(Hit::Cached(block, state)),
-            None => self.announced.get(key).copied().map(Hit::Announced),
+    fn find(&self, wanted: &Wanted<'_>) -> Option<Hit> {
+        match self.pool.find(wanted) {
+            Some(found) => Some(Hit::Cached(found)),
+            None => self.announced_as(wanted).map(Hit::Announced),
         }
     }
 
@@ -300,6 +326,11 @@ impl KVCacheManager {
                 .extend_to(blocks, &sequence.tokens, self.block_size, hasher);
         }
     }
+}
+
+/// What the first blocks of all groups continue.
+fn roots() -> [PrefixId; ManagerConfig::MAX_GROUPS] {
+    std::array::from_fn(|group| PrefixId::root(group as u32))
 }
 
 /// The pool's refusal, with what is missing.

@@ -106,6 +106,7 @@ impl KVCacheManager {
     ///   written by its copies, or written twice.
     /// - INV-26: a live row of a step is that of an admitted sequence, and the rows of a sequence
     ///   in successive steps join.
+    /// - INV-27: where tokens are verified, each settled block has its prefix named.
     ///
     /// # Errors
     /// [`InvariantError`] with one entry per violation.
@@ -196,6 +197,11 @@ impl KVCacheManager {
                 22,
                 format!("{handle:?} has no row and {} blocks", table.len()),
             );
+        }
+        let named = sequence.settled as usize * table.num_groups();
+        if self.verifies() && sequence.names.len() < named {
+            let names = sequence.names.len();
+            report.add(27, format!("{handle:?}: {named} settled, {names} named"));
         }
         self.check_joined(handle, sequence, report);
     }

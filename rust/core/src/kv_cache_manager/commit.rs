@@ -213,6 +213,7 @@ impl KVCacheManager {
 
     /// Makes the sequence's full and computed blocks hit-able.
     fn publish_full(&mut self, handle: SeqHandle) -> Result<(), ManagerError> {
+        let verifies = self.verifies();
         let Some(hasher) = &self.hasher else {
             return Ok(());
         };
@@ -225,17 +226,25 @@ impl KVCacheManager {
         sequence
             .chain
             .extend_to(full as usize, &sequence.tokens, self.block_size, hasher);
-        let blocks = sequence.tokens.chunks_exact(self.block_size as usize);
-        for (index, tokens) in (0..full as usize).zip(blocks).skip(first) {
-            let key = &sequence.chain.keys()[index];
-            let parent = sequence.chain.parent_of(index);
+        for index in first..full as usize {
             for group in 0..sequence.table.num_groups() {
+                // Never taken for a first block, whatever else may be wrong.
+                let before = sequence.name_before(index, group);
+                let before = before.unwrap_or_else(|| self.pool.fresh_name());
+                let wanted = sequence.wanted(index, group, before, self.block_size);
                 let content = BlockContent {
-                    parent,
-                    tokens,
+                    parent: sequence.chain.parent_of(index),
+                    tokens: wanted.tokens,
                     group: group as u32,
+                    after: Some(wanted.after),
                 };
-                publish_block(&self.pool, sequence.table.ids(group)[index], key, &content)?;
+                let block = sequence.table.ids(group)[index];
+                let key = &sequence.chain.keys()[index];
+                let name = sequence.name_of(index, group);
+                let name = publish_block(&self.pool, block, key, &content, name)?;
+                if verifies {
+                    sequence.set_name(index, group, name);
+                }
             }
         }
         Ok(())

@@ -22,11 +22,15 @@ pub struct ManagerConfig {
     pub hash_algo: HashAlgo,
     /// Where hash chains start; `None` for the algorithm's fixed start.
     pub hash_seed: Option<String>,
+    /// Whether a hit compares the tokens of the whole prefix, and not only its hash. The pool must
+    /// [verify tokens](crate::PoolConfig::verify_tokens) in blocks of this size.
+    pub verify_tokens: bool,
     /// Steps that may be prepared and not yet committed: 1 or 2.
     pub max_steps_in_flight: u8,
 }
 
 impl ManagerConfig {
+    pub(super) const MAX_GROUPS: usize = 64;
     const MAX_ROWS: u64 = 1 << 16;
     const MAX_I32: u64 = i32::MAX as u64;
 
@@ -45,7 +49,12 @@ impl ManagerConfig {
             self.max_model_len.into(),
             self.max_num_batched_tokens.into(),
         );
-        within("groups", self.groups.len() as u64, 64, "1 to 64")?;
+        within(
+            "groups",
+            self.groups.len() as u64,
+            Self::MAX_GROUPS as u64,
+            "1 to 64",
+        )?;
         within(
             "max_num_seqs",
             self.max_num_seqs.into(),

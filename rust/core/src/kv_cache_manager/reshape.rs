@@ -45,7 +45,7 @@ impl KVCacheManager {
             .table
             .share_prefix(blocks, &self.pool, &mut self.scratch.ids)?;
         let mut child = parent.branch(table);
-        child.reserve(self.block_size);
+        child.reserve(self.block_size, self.verifies());
         let child = self.sequences.insert(child);
         let slot = self.rows.take(child)?;
         self.sequences.get_mut(child)?.row = Some(slot);

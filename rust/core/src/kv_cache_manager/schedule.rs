@@ -335,16 +335,28 @@ impl KVCacheManager {
             .chain
             .extend_to(full as usize, &sequence.tokens, self.block_size, hasher);
         for index in first..full {
-            for group in 0..sequence.table.num_groups() {
+            let mut tokens_at = None;
+            for group in 0..self.num_groups() {
+                let Some(link) = self.name_block(row.handle, index as usize, group)? else {
+                    return Ok(());
+                };
+                let sequence = self.sequences.get(row.handle)?;
                 let key = sequence.chain.keys()[index as usize].with_group(group as u32);
                 // Of two rows that compute the same content the first one is offered.
                 let Entry::Vacant(entry) = self.announced.entry(key) else {
                     continue;
                 };
+                if self.config.verify_tokens && tokens_at.is_none() {
+                    let start = (index * self.block_size) as usize;
+                    let tokens = &sequence.tokens[start..start + self.block_size as usize];
+                    tokens_at = Some(self.steps.open.keep_block(tokens));
+                }
                 let block = sequence.table.ids(group)[index as usize];
                 entry.insert(Announced {
                     block,
                     step: self.steps.open.id,
+                    link,
+                    tokens_at,
                 });
                 let (owner, group) = (row.handle, group as u32);
                 let parent = sequence.chain.parent_of(index as usize);
@@ -356,7 +368,8 @@ impl KVCacheManager {
                     group,
                     index,
                     parent,
-                    tokens_at: None,
+                    link,
+                    tokens_at,
                 });
             }
         }

@@ -4,7 +4,7 @@ use super::KVCacheManager;
 use crate::manager_error::ManagerError;
 use crate::sequence::SeqHandle;
 use crate::step::{Announcement, DeferredFrees, RowState, Step, StepRow};
-use crate::{BlockContent, BlockId, BlockKey, BlockPool, PoolError, Published};
+use crate::{BlockContent, BlockId, BlockKey, BlockPool, PoolError, PrefixId, Published};
 
 impl KVCacheManager {
     /// Takes a step out of flight: publishes what it filled for sequences that have left, and frees
@@ -90,12 +90,14 @@ impl KVCacheManager {
     fn publish_for(&self, announcement: &Announcement, step: &Step) -> Result<(), PoolError> {
         let content = BlockContent {
             parent: announcement.parent,
-            tokens: step.kept_tokens(announcement, self.block_size),
+            tokens: step.kept_tokens(announcement.tokens_at, self.block_size),
             group: announcement.group,
+            after: Some(announcement.link.after),
         };
         // Announced under the pool's key; mixing the group in twice gives the chain's.
         let key = announcement.key.with_group(announcement.group);
-        publish_block(&self.pool, announcement.block, &key, &content)
+        let name = Some(announcement.link.name);
+        publish_block(&self.pool, announcement.block, &key, &content, name).map(drop)
     }
 
     /// Takes back announcements of a step: what they promised will not be there. Those who relied
@@ -160,17 +162,19 @@ impl KVCacheManager {
     }
 }
 
-/// Publishes a block, unless somebody who shares it already did.
+/// Publishes a block, unless somebody who shares it already did. Returns the name of the prefix that
+/// ends with it; `name` is the one to give it if no cached block of this content has one.
 pub(super) fn publish_block(
     pool: &BlockPool,
     block: BlockId,
     key: &BlockKey,
     content: &BlockContent<'_>,
-) -> Result<(), PoolError> {
-    match pool.publish_content(block, key, content) {
+    name: Option<PrefixId>,
+) -> Result<PrefixId, PoolError> {
+    match pool.publish_as(block, key, content, name) {
         // A duplicate stays without a hash, and its holder keeps it.
-        Ok(Published::Cached | Published::Duplicate | Published::Full)
-        | Err(PoolError::AlreadyPublished { .. }) => Ok(()),
+        Ok((Published::Cached | Published::Duplicate | Published::Full, name)) => Ok(name),
+        Err(PoolError::AlreadyPublished { .. }) => Ok(pool.name_of(&content.wanted(key))),
         Err(error) => Err(error),
     }
 }

@@ -7,6 +7,7 @@ use crate::block_state::BlockState;
 use crate::config::DuplicatePolicy;
 use crate::error::PoolError;
 use crate::events::BlockContent;
+use crate::prefix_contents::{Prefix, PrefixId, Wanted};
 use crate::sync::Ordering;
 
 /// What came of a publish. In all cases the caller still holds the block.
@@ -26,7 +27,8 @@ impl BlockPool {
     ///
     /// # Errors
     /// Unknown and null ids, free blocks, blocks that carry a hash already and keys of more bits
-    /// than the pool keeps are refused; nothing has changed then.
+    /// than the pool keeps are refused, and [`PoolError::TokensNeeded`] says that the pool verifies
+    /// tokens; nothing has changed then.
     pub fn publish(&self, id: BlockId, key: &BlockKey) -> Result<Published, PoolError> {
         self.publish_content(id, key, &BlockContent::default())
     }
@@ -36,25 +38,60 @@ impl BlockPool {
     /// the block will be found under [`key.with_group(content.group)`](BlockKey::with_group).
     ///
     /// # Errors
-    /// As for `publish`; also [`PoolError::TooManyTokens`], unless the pool leaves tokens out.
+    /// As for `publish`; also [`PoolError::TooManyTokens`], unless the pool leaves tokens out, and
+    /// [`PoolError::TokensNeeded`] if it verifies them.
     pub fn publish_content(
         &self,
         id: BlockId,
         key: &BlockKey,
         content: &BlockContent<'_>,
     ) -> Result<Published, PoolError> {
+        let published = self.publish_named(id, key, content)?;
+        Ok(published.0)
+    }
+
+    /// As [`publish_content`](Self::publish_content), and names the prefix that ends with the
+    /// block: what the block behind it is to continue, as its content's
+    /// [`after`](BlockContent::after), in a pool that verifies tokens.
+    ///
+    /// # Errors
+    /// As for `publish_content`.
+    pub fn publish_named(
+        &self,
+        id: BlockId,
+        key: &BlockKey,
+        content: &BlockContent<'_>,
+    ) -> Result<(Published, PrefixId), PoolError> {
+        self.publish_as(id, key, content, None)
+    }
+
+    /// As `publish_named`, with the name that the prefix has if no cached block tells another: one
+    /// that this pool made for this very prefix.
+    pub(crate) fn publish_as(
+        &self,
+        id: BlockId,
+        key: &BlockKey,
+        content: &BlockContent<'_>,
+        name: Option<PrefixId>,
+    ) -> Result<(Published, PrefixId), PoolError> {
         self.check_id(id)?;
         self.check_content(key, content)?;
         let chain_key = key;
-        let key = &key.with_group(content.group);
+        let wanted = content.wanted(key);
+        let key = &wanted.key;
         let state = self.state(id);
         let mut found = publishable(id, state.load(Ordering::Relaxed))?;
         let home = self.index.home(key);
         let first_wins = self.config.duplicate_policy == DuplicatePolicy::FirstWins;
-        if first_wins && self.find_at(home, key).is_some() {
+        let look = first_wins || self.contents.is_some();
+        let equal = look.then(|| self.find_at(home, &wanted)).flatten();
+        if first_wins && let Some(equal) = equal {
             self.counters.duplicates.add(1);
-            return Ok(Published::Duplicate);
+            return Ok((Published::Duplicate, equal.name));
         }
+        // A copy has the name of the others, so that what follows is found behind any of them.
+        let name = equal.map(|equal| equal.name).or(name);
+        let name = name.unwrap_or_else(|| self.fresh_name());
         // Relaxed: excludes a second publisher (INV-9), nothing more. The new `seq` reaches
         // late look-ups through the key's words, see `KeyStore`.
         while let Err(now) = state.swap(
@@ -66,6 +103,9 @@ impl BlockPool {
             found = publishable(id, now)?;
         }
         self.keys.write(id, key);
+        if let Some(contents) = &self.contents {
+            contents.write(id, &wanted, name);
+        }
         if let Some(stamps) = &self.stamps {
             stamps.stamp(id);
         }
@@ -73,7 +113,7 @@ impl BlockPool {
         if !self.index.insert(home, id) {
             state.abandon_publish(Ordering::Relaxed);
             self.counters.table_overflows.add(1);
-            return Ok(Published::Full);
+            return Ok((Published::Full, name));
         }
         // Counted before, so that no eviction is counted ahead of its publish.
         self.counters.published.add(1);
@@ -87,41 +127,69 @@ impl BlockPool {
         if !is_told && let Some(log) = &self.events {
             log.lose();
         }
-        Ok(Published::Cached)
+        Ok((Published::Cached, name))
     }
 
     /// [`publish`](Self::publish)es the blocks of a prefix from the `start`-th on, each under its key,
-    /// and returns how many of them can be hit now.
+    /// and returns how many of them can be hit now. A pool that verifies tokens finds those before
+    /// them by their content first, to know what they continue.
     ///
     /// # Errors
-    /// As for `publish`, and before anything is changed; only a call that races for one of the blocks
-    /// can make it fail half-way.
+    /// As for `publish_content`, and before anything is changed; only a call that races for one of the
+    /// blocks can make it fail half-way.
     ///
     /// # Panics
     /// If there are not as many keys as blocks.
-    pub fn publish_prefix(
+    pub fn publish_prefix<'a>(
         &self,
         ids: &[BlockId],
-        keys: &[BlockKey],
+        prefix: impl Into<Prefix<'a>>,
         start: usize,
     ) -> Result<usize, PoolError> {
-        assert_eq!(ids.len(), keys.len(), "one key per block");
-        let nothing = BlockContent::default();
-        for (id, key) in ids.iter().zip(keys).skip(start) {
+        let prefix = prefix.into();
+        assert_eq!(ids.len(), prefix.keys.len(), "one key per block");
+        let mut after = PrefixId::root(prefix.group);
+        for (index, id) in ids.iter().enumerate().skip(start) {
+            let (key, content) = self.content_of(&prefix, index, after);
             self.check_id(*id)?;
-            self.check_content(key, &nothing)?;
+            self.check_content(key, &content)?;
             publishable(*id, self.state(*id).load(Ordering::Relaxed))?;
         }
         self.check_distinct(ids.get(start..).unwrap_or_default())?;
+        if self.contents.is_some() {
+            for index in 0..start.min(ids.len()) {
+                after = self.name_of(&self.block_of(&prefix, index, after));
+            }
+        }
         let mut cached = 0;
-        for (index, (id, key)) in ids.iter().zip(keys).enumerate().skip(start) {
-            let content = BlockContent {
-                parent: index.checked_sub(1).map(|before| keys[before]),
-                ..nothing
-            };
-            cached += usize::from(self.publish_content(*id, key, &content)? == Published::Cached);
+        for (index, id) in ids.iter().enumerate().skip(start) {
+            let (key, content) = self.content_of(&prefix, index, after);
+            let (published, name) = self.publish_named(*id, key, &content)?;
+            cached += usize::from(published == Published::Cached);
+            after = name;
         }
         Ok(cached)
+    }
+
+    /// The key of one block of a prefix, and what is known of it.
+    fn content_of<'a>(
+        &self,
+        prefix: &Prefix<'a>,
+        index: usize,
+        after: PrefixId,
+    ) -> (&'a BlockKey, BlockContent<'a>) {
+        let content = BlockContent {
+            parent: index.checked_sub(1).map(|before| prefix.keys[before]),
+            tokens: self.block_of(prefix, index, after).tokens,
+            group: prefix.group,
+            after: Some(after),
+        };
+        (&prefix.keys[index], content)
+    }
+
+    pub(crate) fn fresh_name(&self) -> PrefixId {
+        let contents = self.contents.as_ref();
+        contents.map_or(PrefixId::root(0), |contents| contents.fresh_name())
     }
 
     fn check_content(&self, key: &BlockKey, content: &BlockContent<'_>) -> Result<(), PoolError> {
@@ -132,6 +200,10 @@ impl BlockPool {
         let (found, max) = (content.tokens.len(), self.config.event_tokens as usize);
         if found > max && max != 0 {
             return Err(PoolError::TooManyTokens { found, max });
+        }
+        let expected = self.config.verify_tokens as usize;
+        if found != expected && expected != 0 {
+            return Err(PoolError::TokensNeeded { found, expected });
         }
         Ok(())
     }
@@ -222,6 +294,16 @@ impl BlockPool {
     pub(super) fn stamp_of(&self, id: BlockId) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         Some(stamps.of[id as usize].load(Ordering::Relaxed))
+    }
+}
+
+impl<'a> BlockContent<'a> {
+    pub(crate) fn wanted(&self, key: &BlockKey) -> Wanted<'a> {
+        Wanted {
+            key: key.with_group(self.group),
+            tokens: self.tokens,
+            after: self.after.unwrap_or(PrefixId::root(self.group)),
+        }
     }
 }
 

@@ -52,6 +52,8 @@ impl BlockPool {
             hashed: self.counters.hashed(),
             published: self.counters.published.get(),
             duplicates: self.counters.duplicates.get(),
+            collisions: self.counters.collisions.get(),
+            orphans: self.counters.orphans.get(),
             evictions: self.counters.evictions.get(),
             retractions: self.counters.retractions.get(),
             spills: self.counters.spills.get(),
@@ -101,9 +103,12 @@ impl BlockPool {
             .stamps
             .as_ref()
             .map_or(0, |stamps| size_of_val(&*stamps.of));
+        let contents = self.contents.as_ref();
+        let contents = contents.map_or(0, |contents| contents.metadata_bytes());
         let events = self.events.as_ref().map_or(0, |log| log.metadata_bytes());
         size_of_val(&*self.states)
             + stamps
+            + contents
             + events
             + self.keys.metadata_bytes()
             + self.index.metadata_bytes()

@@ -35,6 +35,7 @@ fn publish(pool: &BlockPool, id: BlockId, i: u64, group: u32) -> Result<Publishe
         parent: (i > 0).then(|| key(i - 1)),
         tokens: &tokens_of(i),
         group,
+        after: None,
     };
     pool.publish_content(id, &key(i), &content)
 }

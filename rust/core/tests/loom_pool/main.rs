@@ -22,8 +22,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use looseleaf::{
-    BlockId, BlockKey, BlockPool, DuplicatePolicy, FreeOrder, KeyWidth, PoolConfig, Published,
-    Tuning,
+    BlockId, BlockKey, BlockPool, DuplicatePolicy, FreeOrder, KeyWidth, PoolConfig, Prefix,
+    Published, Tuning,
 };
 
 const KEY: BlockKey = BlockKey([1, 2, 0, 0]);
@@ -64,18 +64,29 @@ impl Cache {
         duplicate_policy: DuplicatePolicy,
     ) -> Arc<Self> {
         let config = PoolConfig {
-            reserve_null_block: false,
             free_order,
             duplicate_policy,
+            ..Self::config(num_blocks, tuning)
+        };
+        Self::with_config(seen, config)
+    }
+
+    fn config(num_blocks: u32, tuning: Tuning) -> PoolConfig {
+        PoolConfig {
+            reserve_null_block: false,
             key_width: KeyWidth::Bits128,
             tuning,
             ..PoolConfig::new(num_blocks)
-        };
+        }
+    }
+
+    fn with_config(seen: &Seen, config: PoolConfig) -> Arc<Self> {
+        let payload = |_| UnsafeCell::new(0);
         Arc::new(Self {
             seen: seen.clone(),
             kept: Mutex::default(),
             pool: BlockPool::new(config).unwrap(),
-            payload: (0..num_blocks).map(|_| UnsafeCell::new(0)).collect(),
+            payload: (0..config.num_blocks).map(payload).collect(),
         })
     }
 
@@ -110,6 +121,60 @@ impl Cache {
         self.write(id, value);
         assert_eq!(self.pool.publish(id, &key), Ok(Published::Cached));
         id
+    }
+
+    /// Allocates a block for each key, whose token is its content, and publishes them.
+    fn fill_verified(&self, keys: &[BlockKey], tokens: &[u32]) -> Vec<BlockId> {
+        let mut ids = vec![0; keys.len()];
+        self.pool.allocate(&mut ids).unwrap();
+        ids.iter()
+            .zip(tokens)
+            .for_each(|(id, token)| self.write(*id, u64::from(*token)));
+        self.publish_verified(&ids, keys, tokens);
+        ids
+    }
+
+    fn publish_verified(&self, ids: &[BlockId], keys: &[BlockKey], tokens: &[u32]) {
+        let prefix = Prefix {
+            keys,
+            tokens,
+            group: 0,
+        };
+        let published = self.pool.publish_prefix(ids, prefix, 0);
+        assert_eq!(published, Ok(ids.len()));
+    }
+
+    /// Takes the cached prefix, whose blocks must hold their tokens.
+    fn verified_hits(&self, keys: &[BlockKey], tokens: &[u32]) -> Vec<BlockId> {
+        let mut ids = vec![0; keys.len()];
+        let prefix = Prefix {
+            keys,
+            tokens,
+            group: 0,
+        };
+        let hits = self.pool.match_prefix(prefix, &mut ids);
+        ids.truncate(hits);
+        self.saw(match (hits, tokens[0]) {
+            (0, 7) => "miss 7",
+            (0, _) => "miss 8",
+            (1, 7) => "hit 7",
+            (1, _) => "hit 8",
+            _ => "both blocks",
+        });
+        for (id, token) in ids.iter().zip(tokens) {
+            assert_eq!(self.read(*id), u64::from(*token));
+        }
+        ids
+    }
+
+    fn use_verified_hits(&self, keys: &[BlockKey], tokens: &[u32]) {
+        let ids = self.verified_hits(keys, tokens);
+        self.release(&ids);
+    }
+
+    fn keep_verified_hits(&self, keys: &[BlockKey], tokens: &[u32]) {
+        let ids = self.verified_hits(keys, tokens);
+        self.kept.lock().unwrap().extend(ids);
     }
 
     /// Takes blocks, writes to them and keeps them until the race is over.

@@ -1,7 +1,7 @@
 //! Publishing, finding and forgetting blocks.
 
 use loom::thread;
-use looseleaf::{DuplicatePolicy, FreeOrder, Published};
+use looseleaf::{DuplicatePolicy, FreeOrder, PoolConfig, Published};
 
 use crate::{Cache, KEY, OTHER, calm, check, race};
 
@@ -180,6 +180,92 @@ fn table_admission_against_allocation() {
             cache,
             |cache| cache.keep_table(KEY, 7),
             |cache| cache.use_blocks::<3>(),
+        );
+    });
+}
+
+/// A pool in which one key stands for whatever is published under it: the tokens decide.
+fn verifying(seen: &crate::Seen, num_blocks: u32) -> loom::sync::Arc<Cache> {
+    Cache::with_config(
+        seen,
+        PoolConfig {
+            verify_tokens: 1,
+            ..Cache::config(num_blocks, calm())
+        },
+    )
+}
+
+/// Allocates a block and publishes other content under the key, as an eviction makes it.
+fn take_over(cache: &Cache) {
+    if let Some([id]) = cache.allocate() {
+        cache.write(id, 8);
+        cache.publish_verified(&[id], &[KEY], &[8]);
+        cache.release(&[id]);
+    }
+}
+
+#[test]
+fn a_block_taken_over_by_colliding_content_against_a_lookup_of_what_it_held() {
+    check(1, &["hit 7", "miss 7"], |seen| {
+        let cache = verifying(seen, 1);
+        let ids = cache.fill_verified(&[KEY], &[7]);
+        cache.release(&ids);
+        race(
+            cache,
+            |cache| cache.use_verified_hits(&[KEY], &[7]),
+            take_over,
+        );
+    });
+}
+
+#[test]
+fn a_block_taken_over_by_colliding_content_against_a_lookup_of_what_it_will_hold() {
+    check(2, &["hit 8", "miss 8"], |seen| {
+        let cache = verifying(seen, 1);
+        let ids = cache.fill_verified(&[KEY], &[7]);
+        cache.release(&ids);
+        race(
+            cache,
+            |cache| cache.use_verified_hits(&[KEY], &[8]),
+            take_over,
+        );
+    });
+}
+
+#[test]
+fn a_held_block_published_anew_under_its_key_against_a_lookup_of_what_it_held() {
+    check(2, &["hit 7", "miss 7", "rewritten"], |seen| {
+        let cache = verifying(seen, 1);
+        let [id] = cache.fill_verified(&[KEY], &[7])[..] else {
+            unreachable!("one block per key")
+        };
+        race(
+            cache,
+            |cache| cache.keep_verified_hits(&[KEY], &[7]),
+            move |cache| {
+                if cache.pool.retract(id).unwrap() && cache.pool.is_writable(id) {
+                    cache.saw("rewritten");
+                    cache.write(id, 8);
+                    cache.publish_verified(&[id], &[KEY], &[8]);
+                }
+                cache.kept.lock().unwrap().push(id);
+            },
+        );
+    });
+}
+
+/// The second block has the same key and token in both prompts; only the first tells them apart.
+#[test]
+fn a_beginning_replaced_by_one_that_collides_against_a_lookup_of_the_whole_prompt() {
+    check(2, &["hit 8", "miss 8"], |seen| {
+        let cache = verifying(seen, 2);
+        let ids = cache.fill_verified(&[KEY, OTHER], &[7, 9]);
+        // The beginning is evicted first, and the block behind it stays cached.
+        cache.release(&ids);
+        race(
+            cache,
+            |cache| cache.use_verified_hits(&[KEY, OTHER], &[8, 9]),
+            take_over,
         );
     });
 }

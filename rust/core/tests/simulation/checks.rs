@@ -63,6 +63,8 @@ impl Engine {
             copies: manager.block_copies,
             duplicates: pool.duplicates,
             evictions: pool.evictions,
+            collisions: pool.collisions,
+            orphans: pool.orphans,
             ..self.coverage
         }
     }

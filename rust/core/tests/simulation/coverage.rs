@@ -16,6 +16,8 @@ pub struct Coverage {
     pub copies: u64,
     pub duplicates: u64,
     pub evictions: u64,
+    pub collisions: u64,
+    pub orphans: u64,
     pub idle_checks: u64,
 }
 
@@ -61,6 +63,8 @@ impl Coverage {
         self.copies += other.copies;
         self.duplicates += other.duplicates;
         self.evictions += other.evictions;
+        self.collisions += other.collisions;
+        self.orphans += other.orphans;
         self.idle_checks += other.idle_checks;
     }
 }

@@ -42,6 +42,9 @@ pub struct Setup {
     pub prefix_caching: bool,
     pub free_order: FreeOrder,
     pub duplicate_policy: DuplicatePolicy,
+    /// Keys of so few bits that they collide all the time.
+    pub hash_bits: Option<u32>,
+    pub verify_tokens: bool,
 }
 
 impl Default for Setup {
@@ -58,6 +61,8 @@ impl Default for Setup {
             prefix_caching: true,
             free_order: FreeOrder::UnhashedFirst,
             duplicate_policy: DuplicatePolicy::FirstWins,
+            hash_bits: None,
+            verify_tokens: false,
         }
     }
 }
@@ -69,6 +74,11 @@ impl Setup {
                 reserve_null_block: self.null_block,
                 free_order: self.free_order,
                 duplicate_policy: self.duplicate_policy,
+                verify_tokens: if self.verify_tokens {
+                    self.block_size
+                } else {
+                    0
+                },
                 ..PoolConfig::new(self.usable_blocks + u32::from(self.null_block))
             })
             .expect("the pool's configuration is valid"),
@@ -94,8 +104,9 @@ impl Setup {
             max_model_len: self.max_model_len,
             max_num_batched_tokens: self.max_num_batched_tokens,
             enable_prefix_caching: self.prefix_caching,
-            hash_algo: HashAlgo::Xxh3,
+            hash_algo: self.hash_bits.map_or(HashAlgo::Xxh3, HashAlgo::FewBits),
             hash_seed: None,
+            verify_tokens: self.verify_tokens,
             max_steps_in_flight: self.steps_in_flight,
         }
     }
