@@ -345,7 +345,9 @@ def test_a_pool_that_verifies_tokens_refuses_calls_by_keys_alone():
         "publish_prefix": lambda **tokens: pool.publish_prefix(blocks, keys, **tokens),
     }
     for name, call in calls.items():
-        said = f"{name} takes token_ids, the tokens of the blocks of all keys, 2 for each; needed are 4, found"
+        said = (
+            f"{name} takes token_ids, the tokens of the blocks of all keys, 2 for each; needed are 4, found"
+        )
         with pytest.raises(errors.InvalidConfigError, match=f"{said} 0"):
             call()
         with pytest.raises(errors.InvalidConfigError, match=f"{said} 3"):

@@ -52,7 +52,9 @@ def test_a_server_that_verifies_tokens_writes_what_others_write_and_hits_what_th
     """B5, as above: verification costs no hit as long as no hash collides."""
     for groups in (1, 2):
         servers = [
-            MadeUpServer(32, groups=groups, pool_options={"verify_tokens": verify}, verify_tokens=bool(verify))
+            MadeUpServer(
+                32, groups=groups, pool_options={"verify_tokens": verify}, verify_tokens=bool(verify)
+            )
             for verify in (0, 4)
         ]
         hits = []

@@ -55,6 +55,19 @@
 //! insertion into the first bucket or the emptier, no displacement and no tombstones. A full key is kept per
 //! block and compared on every hit. If both buckets are full, the block is simply not cached.
 //!
+//! # Verified tokens
+//!
+//! With `verify_tokens`, a block's key has further words: its tokens, the name of the prefix that
+//! ends with the block, and that of the prefix before it. They are written while the block is
+//! `publishing` and confirmed by the same swap as the key. Names are counted up, never reused, and
+//! the same for all copies of one content, so equality link by link is equality of whole prefixes:
+//! if two blocks have the same tokens and continue the same name, they hold the same, and only then
+//! are they given the same name. A name is also read without a swap, by a publish that finds its
+//! content cached; it re-reads the state instead, and from then on what the name stands for cannot
+//! change any more, whatever becomes of the block.
+//!
+//! Blocks of different content can be cached under one key, as far as two buckets have room.
+//!
 //! # Events
 //!
 //! With `event_capacity`, whoever publishes a block or takes its hash writes a record to a bounded
@@ -93,7 +106,7 @@
 //! | INV-2 | Held blocks + available + reserved by calls in progress = usable blocks; at rest, each free block is queued in one place. |
 //! | INV-3 | A ticket is live exactly while its block is free, queued and of its seq; once dead it stays dead. |
 //! | INV-4 | At every step at least as many free blocks are visible as units are granted. |
-//! | INV-5 | A block returned by a look-up holds the key until it is released or retracted; each hashed block has one index entry. |
+//! | INV-5 | A block returned by a look-up holds the key, and with `verify_tokens` the whole prefix, until it is released or retracted; each hashed block has one index entry; blocks of one prefix name hold the same. |
 //! | INV-6 | `allocate(n)` takes n distinct blocks or changes nothing. |
 //! | INV-7 | Used from one thread, ids and queue order equal those of a list. |
 //! | INV-8 | A second release of one reference is an error and changes nothing. |
@@ -151,6 +164,12 @@
 //! | INV-5 | `loom_pool` | `retract_and_publish_anew_against_lookup` |
 //! | INV-5 | `loom_pool` | `eviction_against_lookup_of_the_next_tenant` |
 //! | INV-5 | `loom_pool` | `with_two_copies_of_a_key_an_eviction_leaves_one_to_be_hit` |
+//! | INV-5 | `verified_tokens` | `hits_are_those_of_a_map_of_whole_prefixes_however_few_bits_a_hash_has` |
+//! | INV-5 | `manager_model` | `every_row_reads_its_own_prefix_when_hashes_collide_and_tokens_are_verified` |
+//! | INV-5 | `loom_pool` | `a_block_taken_over_by_colliding_content_against_a_lookup_of_what_it_held` |
+//! | INV-5 | `loom_pool` | `a_block_taken_over_by_colliding_content_against_a_lookup_of_what_it_will_hold` |
+//! | INV-5 | `loom_pool` | `a_held_block_published_anew_under_its_key_against_a_lookup_of_what_it_held` |
+//! | INV-5 | `loom_pool` | `a_beginning_replaced_by_one_that_collides_against_a_lookup_of_the_whole_prompt` |
 //! | INV-5 | `crash_stop` | `a_stopped_publish_lookup_or_eviction_stops_nobody` |
 //! | INV-5 | `crash_stop` | `a_stopped_retraction_or_lookup_never_leads_to_other_content` |
 //! | INV-5 | `shuttle_pool` | `unhashed_first_keeps_its_promises_when_threads_are_held_up` |
@@ -189,7 +208,8 @@
 //! # Memory
 //!
 //! Per block, in bytes: state 8, key 16 or 32, index 16, stack link 4, duplicate check 4, rings
-//! 16 + 14 + 14; together 92 or 108, and 8 more with `KeepAll` for the publish stamp. Events cost
+//! 16 + 14 + 14; together 92 or 108, and 8 more with `KeepAll` for the publish stamp. Verified
+//! tokens cost 4 each and 16. Events cost
 //! parent 16 or 32, group 8 and 4 per token, and per record of the ring that, the key and 16. Rings have
 //! exactly the capacity asked for: a position is a (lap, slot) pair, so that no power of two and no
 //! division is needed.
@@ -201,4 +221,10 @@
 //!   concurrent allocation of the very last block fail. Both are off by one block per look-up and
 //!   absent in one thread.
 //! - Under `FirstWins`, overlapping publishes of one key can leave a cached copy each.
+//! - With `verify_tokens`, blocks behind a beginning that was forgotten and computed anew are not
+//!   found any more, though they would be by hash; `orphans` counts the misses. Evictions do not
+//!   cause it, since ends go before beginnings, except where a sequence continued another's copy of
+//!   its beginning and outlived it; retractions do. Publishes of one content that overlap can give
+//!   it two names, with the same effect. Extras beside the tokens are compared by the hash, and in
+//!   managers by 64 bits of a second one under a secret: sure enough to be right, but no proof.
 //! - Single-block calls cost several uncontended read-modify-writes; batches share them.
