@@ -65,10 +65,12 @@ def main() -> int:
     program = build()
     operations = list_operations(program)
     counts = count(program, operations)
+    record: dict[str, Any] = {"versions": {}, "instructions": {}}
     if args.update:
         record = {"versions": versions(), "instructions": counts}
         RECORD.write_text(json.dumps(record, indent=2) + "\n")
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {"versions": {}, "instructions": {}}
+    elif RECORD.exists():
+        record = json.loads(RECORD.read_text())
     rows = compare(operations, counts, record["instructions"])
     if args.json:
         report = {"machine": machine(), "versions": versions(), "rows": [asdict(row) for row in rows]}
