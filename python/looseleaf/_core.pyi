@@ -197,9 +197,9 @@ class BlockPool:
         event_capacity: events that can wait for ``drain_events``; 0 for none. If more happen between two
             calls, the second starts over: ``AllBlocksCleared``, then a ``BlockStored`` per resident hash.
         event_tokens: tokens of a block that its event carries, which is the block size; 0 to leave them out.
-        verify_tokens: tokens of a block, if hits are to compare the tokens of the whole prefix beside its hash;
-            0 to trust the hash. Calls with ``keys`` then need ``token_ids``, the tokens of all their blocks;
-            other pools ignore these. Extra keys and salts are compared as part of the hash only.
+        verify_tokens: tokens of a block, if hits are to compare the tokens of the whole prefix beside its
+            hash; 0 to trust the hash. Calls with ``keys`` then need ``token_ids``, the tokens of all their
+            blocks; other pools ignore these. Extra keys and salts are compared as part of the hash only.
 
     Raises:
         InvalidConfigError: a value is not allowed.
@@ -235,8 +235,8 @@ class BlockPool:
 
         Raises:
             PoolError: as ``publish``; nothing is published then.
-            InvalidConfigError: there are fewer blocks than keys, ``start`` is behind the last key, or the pool
-                verifies tokens and not all are given.
+            InvalidConfigError: there are fewer blocks than keys, ``start`` is behind the last key, or the
+                pool verifies tokens and not all are given.
         """
 
     def retract(self, block_id: int) -> bool: ...
