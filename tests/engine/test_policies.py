@@ -137,16 +137,26 @@ def test_with_aging_a_request_is_passed_only_by_those_that_come_before_it_has_ca
 
 
 def test_what_came_to_its_turn_by_age_keeps_its_blocks():
-    crowd = server(6, "priority", priority_aging_steps=2)
-    crowd.add("aged", 5, 11, priority=3)
-    crowd.step()
-    for _ in range(6):
+    for aging, victim in ((0, "aged"), (2, "young")):
+        crowd = server(5, "priority", priority_aging_steps=aging)
+        crowd.add("aged", 1, 18, priority=3)
+        for _ in range(6):
+            crowd.step()
+        crowd.add("young", 5, 11, priority=1)
         crowd.step()
-    crowd.add("b", 5, 11, priority=1)
-    assert crowd.running == ["aged"]
-    crowd.add("c", 5, 11, priority=1)
-    assert step_until_preempted(crowd) != ["aged"]
+        assert crowd.running == ["aged", "young"]
+        assert step_until_preempted(crowd) == [victim]
+        crowd.run()
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", ["low", "high"]), ("priority", ["high", "low"])])
+def test_of_two_prompts_in_progress_the_better_one_gets_its_tokens_first(policy, order):
+    crowd = server(100, policy, max_num_batched_tokens=16, long_prefill_token_threshold=10)
+    crowd.add("low", 100, 1, priority=2)
+    crowd.step()
+    crowd.add("high", 60, 1, priority=1)
     crowd.run()
+    assert list(crowd.ended) == order
 
 
 # --- cost ---------------------------------------------------------------------------------------------------

@@ -68,6 +68,17 @@ def test_a_short_newcomer_is_not_held_up_by_several_long_prompts():
     run_to_end(engine)
 
 
+def test_a_short_newcomer_is_not_held_up_by_long_prompts_that_come_with_it():
+    # The first long one has no more than a chunk to go when the second one starts.
+    engine, model = made_up_engine(num_blocks=200, max_model_len=200, max_num_batched_tokens=27)
+    add(engine, "long", 40, 1, first=1)
+    add(engine, "long too", 40, 1, first=2)
+    add(engine, "short", 1, 5, first=30)
+    assert steps_to_first_token(engine, "short") <= 2
+    assert all(sum(rows) == 27 for rows in model.rows)
+    run_to_end(engine)
+
+
 def test_long_prompts_alone_are_served_one_after_the_other():
     engine, model = made_up_engine(num_blocks=100, max_model_len=200, max_num_batched_tokens=16)
     add(engine, "a", 64, 1, first=1)

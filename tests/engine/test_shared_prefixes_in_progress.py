@@ -71,6 +71,30 @@ def test_who_would_find_nothing_does_not_wait(change):
     server.run()
 
 
+def test_what_another_tenant_computes_is_not_waited_for_though_both_have_come_as_far():
+    server = ScheduledServer(100, max_num_seqs=8, max_num_batched_tokens=64, long_prefill_token_threshold=10)
+    server.add("warms the cache", LONG[:9], 1, salt="b")
+    server.run()
+    server.add("first", LONG, 1, salt="a")
+    server.add("second", LONG, 1, salt="b")
+    # In this step "first" gets to the end of the second block, which "second" finds among its own.
+    server.step()
+    assert server.running == ["first", "second"]
+    server.run()
+
+
+def test_the_block_of_the_last_token_is_not_waited_for():
+    server = ScheduledServer(100, max_num_seqs=8, max_num_batched_tokens=64, long_prefill_token_threshold=2)
+    server.add("first", LONG, 1)
+    server.step()
+    server.step()
+    server.add("second", LONG[:52], 1)
+    server.run()
+    # Twelve blocks are there with the 24th step, and four tokens take that step and the next.
+    assert server.computed["second"] == 4
+    assert server.first_token["second"] == 25
+
+
 def test_a_short_remainder_does_not_wait():
     # Twelve tokens to go are no more than a chunk: the newcomer's first token must not be delayed.
     server = ScheduledServer(100, max_num_seqs=8, max_num_batched_tokens=64, long_prefill_token_threshold=12)

@@ -98,9 +98,12 @@ def test_blocks_that_become_free_with_the_step_are_waited_for(no_growth):
     assert server.ended == {"writes": 3, "grows": 3, "has room": 3, "twin": 3}
 
 
-def test_a_preempted_request_keeps_its_turn_and_its_blocks_before_an_older_one_that_never_ran(no_growth):
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_preempted_request_keeps_its_turn_and_its_blocks_before_an_older_one_that_never_ran(
+    no_growth, policy
+):
     """D8, vllm#41951: it lost both to an older request of its priority."""
-    server = ScheduledServer(17, scheduling_policy="priority", max_num_seqs=8, max_num_batched_tokens=8)
+    server = ScheduledServer(17, scheduling_policy=policy, max_num_seqs=8, max_num_batched_tokens=8)
     server.add("runs", list(range(61)), 1)
     server.step()
     server.add("older", list(range(61)), 1)

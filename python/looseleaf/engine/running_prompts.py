@@ -52,6 +52,7 @@ class RunningPrompts:
             return None
         for prompt in self:
             reached = self._manager.num_computed_tokens(prompt.handle) // size * size
+            # Who does not find all that the prompt has computed has parted from it already.
             if prompt.cache_salt != request.cache_salt or found < reached:
                 continue
             if self._common_tokens(prompt, request) // size * size > found:

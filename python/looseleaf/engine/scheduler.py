@@ -240,7 +240,7 @@ class Scheduler:
         Short ones alone may have the last ``kept`` of them. Returns what remains of both.
         """
         todo = [(request, self._remaining(request.handle)) for request in self._prompts]
-        todo.sort(key=lambda item: (item[1] <= self._chunk, 0))
+        todo.sort(key=lambda item: (item[1] <= self._chunk, self._policy.place(item[0])))
         for request, remaining in todo:
             short = remaining <= self._chunk
             count = min(remaining, self._threshold, left if short else left - kept)
