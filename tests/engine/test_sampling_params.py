@@ -85,7 +85,8 @@ def test_neutral_values_of_what_is_not_done_are_accepted():
 
 
 def test_best_of_is_refused_with_the_name_to_use():
-    with pytest.raises(UnsupportedError, match="best_of=2 is not supported: vLLM has dropped it, too; ask for n outputs"):
+    sentence = "best_of=2 is not supported: vLLM has dropped it, too; ask for n outputs"
+    with pytest.raises(UnsupportedError, match=sentence):
         SamplingParams(best_of=2)
 
 
