@@ -1,6 +1,7 @@
 //! The block pool: who holds which block, which blocks are free and in which order they are
 //! reused, and which block holds a given prefix.
 
+mod admit;
 mod allocate;
 mod lookup;
 mod publish;
@@ -103,6 +104,10 @@ impl BlockPool {
 
     pub(crate) fn state(&self, id: BlockId) -> &BlockCell {
         &self.states[id as usize]
+    }
+
+    pub(crate) fn verifies(&self) -> bool {
+        self.contents.is_some()
     }
 
     /// Whether a block with this state goes to the eviction queue when its last holder leaves.

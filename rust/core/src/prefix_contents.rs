@@ -20,6 +20,19 @@ use crate::block_key::BlockKey;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::{BlockId, ExtraKey};
 
+/// Calls the version of a look-up that compares tokens, where that is asked for, and elsewhere the
+/// one in which all that concerns names and tokens is gone when it is compiled.
+macro_rules! as_verified {
+    ($owner:ident.$look_up:ident($($argument:expr),*)) => {
+        if $owner.verifies() {
+            $owner.$look_up::<true>($($argument),*)
+        } else {
+            $owner.$look_up::<false>($($argument),*)
+        }
+    };
+}
+pub(crate) use as_verified;
+
 /// Names one prefix: everything up to the end of some block, in one pool that verifies tokens. In
 /// other pools names say nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -81,7 +94,7 @@ impl<'a> Prefix<'a> {
     /// The block at this place, after a prefix of that name. Without tokens if there are too few.
     pub(crate) fn block(&self, index: usize, size: usize, after: PrefixId) -> Wanted<'a> {
         Wanted {
-            key: self.keys[index].with_group(self.group),
+            key: self.key(index),
             tokens: self
                 .tokens
                 .get(index * size..(index + 1) * size)
@@ -89,15 +102,31 @@ impl<'a> Prefix<'a> {
             after,
         }
     }
+
+    /// The key of the block at this place, with the group mixed in.
+    pub(crate) fn key(&self, index: usize) -> BlockKey {
+        self.keys[index].with_group(self.group)
+    }
 }
 
-/// One block's content. Pools that do not verify tokens look at the key only.
+/// One block's content. Pools that do not verify tokens look at the key only, and there the rest may
+/// be left out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     /// With the group mixed in.
     pub(crate) key: BlockKey,
     pub(crate) tokens: &'a [u32],
     pub(crate) after: PrefixId,
+}
+
+impl Wanted<'_> {
+    pub(crate) fn of_key(key: BlockKey) -> Self {
+        Self {
+            key,
+            tokens: &[],
+            after: PrefixId::root(0),
+        }
+    }
 }
 
 /// The place of a block in its prefix: what it continues, and what ends with it.

@@ -105,6 +105,7 @@ impl PrefixIndex {
     }
 
     /// Asks about each block that may hold the key until there is an answer.
+    #[inline]
     pub(crate) fn find<T>(
         &self,
         home: Home,

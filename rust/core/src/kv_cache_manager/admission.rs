@@ -5,7 +5,7 @@ use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
 use crate::manager_error::ManagerError;
 use crate::pool::Found;
-use crate::prefix_contents::Wanted;
+use crate::prefix_contents::{Wanted, as_verified};
 use crate::sequence::{SeqHandle, Sequence, StopRules};
 use crate::{OutOfBlocks, PrefixId};
 
@@ -95,13 +95,21 @@ impl KVCacheManager {
     /// # Errors
     /// [`ManagerError::UnknownHandle`].
     pub fn match_prefix(&self, handle: SeqHandle) -> Result<PrefixMatch, ManagerError> {
+        as_verified!(self.match_prefix_as(handle))
+    }
+
+    fn match_prefix_as<const VERIFY: bool>(
+        &self,
+        handle: SeqHandle,
+    ) -> Result<PrefixMatch, ManagerError> {
         let sequence = self.sequences.get(handle)?;
         let (mut hits, mut free_hits) = (0, 0);
         let mut before = roots();
         'blocks: for index in 0..self.num_candidates(sequence) {
             let mut free = 0;
             for (group, before) in (0..self.num_groups()).zip(&mut before) {
-                match self.find(&sequence.wanted(index, group, *before, self.block_size)) {
+                let wanted = sequence.wanted_as::<VERIFY>(index, group, *before, self.block_size);
+                match self.find::<VERIFY>(&wanted) {
                     Some(Hit::Cached(found)) => {
                         free += u32::from(found.state.is_free());
                         *before = found.name;
@@ -145,7 +153,7 @@ impl KVCacheManager {
         }
         self.rows.check_free(1)?;
         let blocks = self.blocks_that_can_fit(sequence.len())?;
-        let hits = self.take_blocks(handle, blocks)?;
+        let hits = as_verified!(self.take_blocks(handle, blocks))?;
         self.depend_on_announcements(handle);
 
         let slot = self.rows.take(handle)?;
@@ -184,9 +192,13 @@ impl KVCacheManager {
     /// Takes the cached prefix and new blocks for the rest, `blocks` in all, into `scratch.ids` in
     /// the order of the table, all groups of one index together. Returns the blocks per group that
     /// were hit.
-    fn take_blocks(&mut self, handle: SeqHandle, blocks: usize) -> Result<u32, ManagerError> {
+    fn take_blocks<const VERIFY: bool>(
+        &mut self,
+        handle: SeqHandle,
+        blocks: usize,
+    ) -> Result<u32, ManagerError> {
         loop {
-            let plan = self.plan_hits(handle)?;
+            let plan = self.plan_hits::<VERIFY>(handle)?;
             let (groups, block_size) = (self.num_groups(), self.block_size);
             let sequence = self.sequences.get(handle)?;
             let Scratch {
@@ -209,16 +221,15 @@ impl KVCacheManager {
             };
             let wanted = |entry: usize| {
                 let (index, group) = (entry / groups, entry % groups);
-                let before = entry.checked_sub(groups).map(|before| names[before]);
-                let before = before.unwrap_or(PrefixId::root(group as u32));
-                sequence.wanted(index, group, before, block_size)
+                let before = entry.checked_sub(groups).and_then(|entry| names.get(entry));
+                let before = before.copied().unwrap_or(PrefixId::root(group as u32));
+                sequence.wanted_as::<VERIFY>(index, group, before, block_size)
             };
             let cached = prefix
                 .iter_mut()
                 .enumerate()
-                .filter(|(entry, _)| is_cached(*entry))
-                .map(|(entry, id)| (wanted(entry), id));
-            let taken = match self.pool.admit_found(cached, plan.free, new) {
+                .filter(|(entry, _)| is_cached(*entry));
+            let taken = match self.pool.admit_found(cached, wanted, plan.free, new) {
                 Ok(taken) => taken,
                 Err(refusal) => {
                     self.pool.release_distinct(shared)?;
@@ -239,8 +250,8 @@ impl KVCacheManager {
 
     /// Lists the blocks of the cached prefix in `scratch.ids`, in the order of the table, the names
     /// of the prefixes that end with them in `scratch.names`, and those blocks of them that are only
-    /// announced in `scratch.announced`.
-    fn plan_hits(&mut self, handle: SeqHandle) -> Result<Plan, ManagerError> {
+    /// announced in `scratch.announced`. Names are listed only where they are compared.
+    fn plan_hits<const VERIFY: bool>(&mut self, handle: SeqHandle) -> Result<Plan, ManagerError> {
         let sequence = self.sequences.get(handle)?;
         let mut scratch = std::mem::take(&mut self.scratch);
         let Scratch {
@@ -257,7 +268,8 @@ impl KVCacheManager {
         'blocks: for index in 0..self.num_candidates(sequence) {
             let whole = (ids.len(), announced.len(), plan.free);
             for (group, before) in (0..self.num_groups()).zip(&mut before) {
-                match self.find(&sequence.wanted(index, group, *before, self.block_size)) {
+                let wanted = sequence.wanted_as::<VERIFY>(index, group, *before, self.block_size);
+                match self.find::<VERIFY>(&wanted) {
                     Some(Hit::Cached(found)) => {
                         ids.push(found.id);
                         plan.free += usize::from(found.state.is_free());
@@ -277,7 +289,9 @@ impl KVCacheManager {
                         break 'blocks;
                     }
                 }
-                names.push(*before);
+                if VERIFY {
+                    names.push(*before);
+                }
             }
             plan.hits += 1;
         }
@@ -310,8 +324,9 @@ impl KVCacheManager {
     }
 
     /// Looks for filled blocks first: they are there whatever becomes of the steps in flight.
-    fn find(&self, wanted: &Wanted<'_>) -> Option<Hit> {
-        match self.pool.find(wanted) {
+    #[inline(always)]
+    fn find<const VERIFY: bool>(&self, wanted: &Wanted<'_>) -> Option<Hit> {
+        match self.pool.find_as::<VERIFY>(wanted) {
             Some(found) => Some(Hit::Cached(found)),
             None => self.announced_as(wanted).map(Hit::Announced),
         }

@@ -84,6 +84,21 @@ impl Sequence {
         }
     }
 
+    /// The block's content in one group, for a look-up that may or may not compare tokens.
+    pub(super) fn wanted_as<const VERIFY: bool>(
+        &self,
+        index: usize,
+        group: usize,
+        after: PrefixId,
+        block_size: u32,
+    ) -> Wanted<'_> {
+        if VERIFY {
+            self.wanted(index, group, after, block_size)
+        } else {
+            Wanted::of_key(self.chain.keys()[index].with_group(group as u32))
+        }
+    }
+
     /// The block's content in one group, after a prefix of that name.
     pub(super) fn wanted(
         &self,

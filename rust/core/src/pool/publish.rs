@@ -7,7 +7,7 @@ use crate::block_state::BlockState;
 use crate::config::DuplicatePolicy;
 use crate::error::PoolError;
 use crate::events::BlockContent;
-use crate::prefix_contents::{Prefix, PrefixId, Wanted};
+use crate::prefix_contents::{Prefix, PrefixId, Wanted, as_verified};
 use crate::sync::Ordering;
 
 /// What came of a publish. In all cases the caller still holds the block.
@@ -83,8 +83,9 @@ impl BlockPool {
         let mut found = publishable(id, state.load(Ordering::Relaxed))?;
         let home = self.index.home(key);
         let first_wins = self.config.duplicate_policy == DuplicatePolicy::FirstWins;
-        let look = first_wins || self.contents.is_some();
-        let equal = look.then(|| self.find_at(home, &wanted)).flatten();
+        let look = first_wins || self.verifies();
+        let find = || as_verified!(self.find_at(home, &wanted));
+        let equal = look.then(find).flatten();
         if first_wins && let Some(equal) = equal {
             self.counters.duplicates.add(1);
             return Ok((Published::Duplicate, equal.name));
@@ -156,7 +157,7 @@ impl BlockPool {
             publishable(*id, self.state(*id).load(Ordering::Relaxed))?;
         }
         self.check_distinct(ids.get(start..).unwrap_or_default())?;
-        if self.contents.is_some() {
+        if self.verifies() {
             for index in 0..start.min(ids.len()) {
                 after = self.name_of(&self.block_of(&prefix, index, after));
             }
