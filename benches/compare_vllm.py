@@ -58,7 +58,9 @@ def start_in_environment(directory: Path) -> None:
     """Go on as this script under the interpreter that has vLLM, with our package on its path."""
     python = vllm_environment.ensure(directory)
     paths = [str(PACKAGE_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    # Standard output is the table's, or the JSON object's.
+    environment = {"VLLM_LOGGING_STREAM": "ext://sys.stderr"} | os.environ
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     os.execve(python, [str(python), __file__, *sys.argv[1:]], environment)
 
 
