@@ -145,7 +145,7 @@ fn an_admission_that_loses_a_hit_looks_again_and_takes_what_is_there() {
         max_tokens: 10,
         ..OpenParams::default()
     };
-    let holder = manager.open(params.clone()).unwrap();
+    let holder = manager.open(params).unwrap();
     manager.admit(holder, 0).unwrap();
     manager.append(holder, tokens.len() as u32, &[]).unwrap();
     manager.commit(holder, &[7]).unwrap();
@@ -163,7 +163,7 @@ fn an_admission_that_loses_a_hit_looks_again_and_takes_what_is_there() {
         let expected = [2 * BLOCKS, 2 * BLOCKS - 2];
         let mut cached = expected[0];
         while manager.stats().lost_hits == 0 && expected.contains(&cached) {
-            let handle = manager.open(params.clone()).unwrap();
+            let handle = manager.open(params).unwrap();
             cached = manager.admit(handle, 0).unwrap();
             manager.close(handle).unwrap();
         }
