@@ -511,10 +511,10 @@ class KVCacheManager:
 
         Args:
             handle: the sequence, without a row.
-            external_tokens: tokens right after the cached prefix that the caller supplies: it fills their blocks
-                and then calls :meth:`finish_load`. They count as computed from then on, and never as hits.
-                Until then no step takes the sequence, and the blocks are neither found nor given to anybody,
-                even if the sequence is preempted or closed.
+            external_tokens: tokens right after the cached prefix that the caller supplies: it fills their
+                blocks and then calls :meth:`finish_load`. They count as computed from then on, and never as
+                hits. Until then no step takes the sequence, and the blocks are neither found nor given to
+                anybody, even if the sequence is preempted or closed.
 
         Returns:
             How many tokens need not be computed, ``external_tokens`` included.
