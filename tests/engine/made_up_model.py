@@ -27,7 +27,7 @@ from looseleaf.tiers.base import Tier
 VOCAB_SIZE = 61
 EOS_TOKEN_ID = 60
 _EMPTY = -1
-_POSITIONS = 1 << 20
+POSITIONS = 1 << 20
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -48,7 +48,7 @@ def _logits(context: np.uint64) -> npt.NDArray[np.float32]:
 
 def logits_after(token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
     """The logits that follow a text, from the text alone."""
-    entries = np.asarray(token_ids, np.int64) * _POSITIONS + np.arange(len(token_ids))
+    entries = np.asarray(token_ids, np.int64) * POSITIONS + np.arange(len(token_ids))
     return _logits(_mix(entries).sum(dtype=np.uint64))
 
 
@@ -126,14 +126,14 @@ class MadeUpModel:
             slots = batch.slot_mapping[start:end].numpy()
             assert (slots == blocks.astype(np.int64) * block_size + positions % block_size).all()
             assert (blocks > 0).all(), "the null block must never be written"
-            self.memory.slots.flat[slots] = batch.token_ids[start:end].numpy() * _POSITIONS + positions
+            self.memory.slots.flat[slots] = batch.token_ids[start:end].numpy() * POSITIONS + positions
 
     def _read(self, batch: StepBatch, row: int) -> np.uint64:
         positions = np.arange(int(batch.seq_lens[row]))
         block_size = self.memory.slots.shape[1]
         blocks = batch.block_tables[row].numpy()[positions // block_size]
         entries = self.memory.slots[blocks, positions % block_size]
-        assert (entries % _POSITIONS == positions).all(), f"row {row} reads slots that hold other positions"
+        assert (entries % POSITIONS == positions).all(), f"row {row} reads slots that hold other positions"
         return _mix(entries).sum(dtype=np.uint64)
 
 
