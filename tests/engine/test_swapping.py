@@ -86,6 +86,38 @@ def test_without_a_tier_tokens_are_computed_again():
     assert (stats.num_swaps_out, stats.num_swaps_in, stats.num_swap_fallbacks) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("polls", [0, 6])
+def test_a_prompt_that_was_half_computed_goes_on_where_it_was_while_others_compute_theirs(polls):
+    engine, model = made_up_engine(
+        num_blocks=11,
+        max_num_seqs=3,
+        max_num_batched_tokens=8,
+        long_prefill_token_threshold=5,
+        tier=lambda cache: SlowTier(cache, polls=[0, polls]),
+        enable_prefix_caching=False,
+    )
+    prompts = {"writer": range(6), "half": range(10, 40), "newcomer": range(40, 58)}
+    engine.add_request("writer", TokenPrompt(list(prompts["writer"])), replace(GREEDY, max_tokens=6))
+    engine.add_request("half", TokenPrompt(list(prompts["half"])), replace(GREEDY, max_tokens=3))
+    while not engine.stats.num_swaps_out:
+        engine.step()
+    (request,) = engine._requests["half"]
+    assert 0 < request.num_lost_tokens < 29
+    assert request.num_lost_tokens % 4, "its last block is part full"
+    while not (engine.swapping.num_loading or engine.stats.num_swaps_in):
+        engine.step()
+    newcomer = TokenPrompt(list(prompts["newcomer"]))
+    engine.add_request("newcomer", newcomer, replace(GREEDY, max_tokens=2))
+    outputs = run_to_end(engine)
+    for name in ("half", "newcomer"):
+        params = replace(GREEDY, max_tokens=len(outputs[name].outputs[0].token_ids))
+        expected, *_ = expected_output(prompts[name], params, max_model_len=64)
+        assert outputs[name].outputs[0].token_ids == expected
+    assert engine.stats.num_recomputed_tokens == 0
+    assert engine.stats.num_prompt_tokens == sum(map(len, prompts.values()))
+    assert sum(map(sum, model.rows)) == 6 + 5 + 30 + 2 + 18 + 1, "each token once"
+
+
 @pytest.mark.parametrize("failing", [{1}, {2}, {1, 2, 3, 4, 5, 6}])
 @pytest.mark.parametrize("polls", [0, 3])
 @pytest.mark.parametrize("caching", [True, False])
