@@ -96,7 +96,7 @@ def test_a_prompt_that_was_half_computed_goes_on_where_it_was_while_others_compu
         tier=lambda cache: SlowTier(cache, polls=[0, polls]),
         enable_prefix_caching=False,
     )
-    prompts = {"writer": range(6), "half": range(10, 40), "newcomer": range(40, 58)}
+    prompts = {"writer": range(6), "half": range(10, 40), "newcomer": range(40, 47)}
     engine.add_request("writer", TokenPrompt(list(prompts["writer"])), replace(GREEDY, max_tokens=6))
     engine.add_request("half", TokenPrompt(list(prompts["half"])), replace(GREEDY, max_tokens=3))
     while not engine.stats.num_swaps_out:
@@ -107,7 +107,7 @@ def test_a_prompt_that_was_half_computed_goes_on_where_it_was_while_others_compu
     while not (engine.swapping.num_loading or engine.stats.num_swaps_in):
         engine.step()
     newcomer = TokenPrompt(list(prompts["newcomer"]))
-    engine.add_request("newcomer", newcomer, replace(GREEDY, max_tokens=2))
+    engine.add_request("newcomer", newcomer, replace(GREEDY, max_tokens=1))
     outputs = run_to_end(engine)
     for name in ("half", "newcomer"):
         params = replace(GREEDY, max_tokens=len(outputs[name].outputs[0].token_ids))
@@ -115,7 +115,23 @@ def test_a_prompt_that_was_half_computed_goes_on_where_it_was_while_others_compu
         assert outputs[name].outputs[0].token_ids == expected
     assert engine.stats.num_recomputed_tokens == 0
     assert engine.stats.num_prompt_tokens == sum(map(len, prompts.values()))
-    assert sum(map(sum, model.rows)) == 6 + 5 + 30 + 2 + 18 + 1, "each token once"
+    assert sum(map(sum, model.rows)) == 6 + 5 + 30 + 2 + 7, "each token once"
+
+
+def test_who_is_being_stored_waits_for_that_rather_than_compute_again():
+    engine, _ = made_up_engine(
+        num_blocks=9, tier=lambda cache: SlowTier(cache, polls=[20, 0]), enable_prefix_caching=False
+    )
+    for name in ("a", "b"):
+        engine.add_request(name, TokenPrompt(list(PROMPTS[name])), GREEDY)
+    while not engine.swapping.busy:
+        engine.step()
+    engine.abort_request(["a"])
+    assert engine.pool.num_free >= 4, "there is room for it"
+    outputs = run_to_end(engine)
+    assert outputs["b"].outputs[0].token_ids == expected_output(PROMPTS["b"], GREEDY, max_model_len=64)[0]
+    assert engine.stats.num_swaps_in == 1
+    assert engine.stats.num_recomputed_tokens == 0
 
 
 @pytest.mark.parametrize("failing", [{1}, {2}, {1, 2, 3, 4, 5, 6}])
