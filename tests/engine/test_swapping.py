@@ -122,14 +122,15 @@ def test_who_is_being_stored_waits_for_that_rather_than_compute_again():
     engine, _ = made_up_engine(
         num_blocks=9, tier=lambda cache: SlowTier(cache, polls=[20, 0]), enable_prefix_caching=False
     )
-    for name in ("a", "b"):
-        engine.add_request(name, TokenPrompt(list(PROMPTS[name])), GREEDY)
+    short = range(20, 25)
+    engine.add_request("long", TokenPrompt(list(range(18))), GREEDY)
+    engine.add_request("short", TokenPrompt(list(short)), GREEDY)
     while not engine.swapping.busy:
         engine.step()
-    engine.abort_request(["a"])
+    engine.abort_request(["long"])
     assert engine.pool.num_free >= 4, "there is room for it"
     outputs = run_to_end(engine)
-    assert outputs["b"].outputs[0].token_ids == expected_output(PROMPTS["b"], GREEDY, max_model_len=64)[0]
+    assert outputs["short"].outputs[0].token_ids == expected_output(short, GREEDY, max_model_len=64)[0]
     assert engine.stats.num_swaps_in == 1
     assert engine.stats.num_recomputed_tokens == 0
 
