@@ -17,7 +17,7 @@ _RUBBISH = 77
 class AlwaysCopy(SwapCost):
     """Copies whatever it costs."""
 
-    def prefers_copy(self, num_bytes: int, num_tokens: int) -> bool:
+    def prefers_copy(self, num_bytes: float, num_tokens: float) -> bool:
         return True
 
 

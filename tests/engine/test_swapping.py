@@ -185,6 +185,43 @@ def test_the_quicker_of_copying_and_computing_is_done_and_the_log_has_both_figur
     assert "tokens/s" in line
 
 
+def test_what_the_prefix_cache_usually_keeps_is_not_counted_as_lost():
+    asked: list[tuple[float, float]] = []
+
+    class Recorded(AlwaysCopy):
+        def prefers_copy(self, num_bytes: float, num_tokens: float) -> bool:
+            asked.append((num_bytes, num_tokens))
+            return False
+
+    engine, _ = made_up_engine(num_blocks=9, tier=host)
+    engine.swapping.cost = Recorded()
+    size = engine.group.bytes_per_block
+
+    def until_preempted() -> int:
+        """The tokens that the victim had computed."""
+        before = engine.stats.num_preemptions
+        while engine.stats.num_preemptions == before:
+            assert engine.has_unfinished_requests()
+            engine.step()
+        (victim,) = engine._scheduler.waiting
+        return victim.num_lost_tokens
+
+    for name in ("a", "b"):
+        engine.add_request(name, TokenPrompt(list(PROMPTS[name])), GREEDY)
+    computed = until_preempted()
+    assert asked == [(2 * -(-computed // 4) * size, computed)], "all of it, out and in"
+    engine.abort_request(["a"])
+    engine.step()
+    found = engine.manager.stats()["preempted_hits"]
+    assert found == 12, "all full blocks but the one that somebody grew into"
+    engine.add_request("c", TokenPrompt(list(range(30, 39))), GREEDY)
+    computed = until_preempted()
+    lost = 1 - found / engine.manager.stats()["preempted_queries"]
+    assert lost < 0.3
+    assert asked[1] == pytest.approx(((1 + lost) * -(-computed // 4) * size, lost * computed))
+    run_to_end(engine)
+
+
 def test_costs_are_those_of_recent_copies_and_of_the_fastest_recent_prompt():
     cost = SwapCost()
     assert not cost.prefers_copy(1, 10**9), "nothing is known yet"

@@ -50,7 +50,7 @@ class SwapCost:
         if num_prefill_tokens and seconds:
             self._token_rates.append(num_tokens / seconds)
 
-    def prefers_copy(self, num_bytes: int, num_tokens: int) -> bool:
+    def prefers_copy(self, num_bytes: float, num_tokens: float) -> bool:
         """Whether ``num_bytes``, out and in again, are copied sooner than ``num_tokens`` are computed.
 
         Says no as long as one of the two has never been measured. The log has both figures once.
@@ -61,9 +61,9 @@ class SwapCost:
         if not self._logged:
             self._logged = True
             logger.info(
-                "Swap: blocks are copied at %.2f GiB/s and tokens computed at %.0f tokens/s; a preempted"
-                " request's %d tokens take %.2f ms to copy out and in, and %.2f ms to compute. The shorter"
-                " of the two is done, each time by the figures of that moment",
+                "Swap: blocks are copied at %.2f GiB/s and tokens computed at %.0f tokens/s; the %.0f tokens"
+                " that a preempted request would lose take %.2f ms to copy out and in, and %.2f ms to"
+                " compute. The shorter of the two is done, each time by the figures of that moment",
                 bandwidth / 2**30,
                 speed,
                 num_tokens,

@@ -1,7 +1,8 @@
 """Blocks of preempted requests, kept in a tier until the requests come back.
 
-A preempted request's blocks are copied out when that takes less time than to compute them again and the tier
-has room; otherwise it computes them again. Full blocks are stored by their hash, so that what several
+A preempted request's blocks are copied out when that takes less time than to compute what it would lose, and
+the tier has room; otherwise it computes again. What it would lose is less than it has where others found much
+of theirs in the prefix cache when they came back. Full blocks are stored by their hash, so that what several
 requests have in common is stored and loaded once; the rest under the request's own name.
 
 While a copy goes on, nobody is given its blocks: those that are read have a reference of ours, and those that
@@ -133,8 +134,9 @@ class Swapping:
             for at, key in enumerate(stored.keys)
             if key not in self._being_stored and not tier.lookup([key])
         ]
-        num_copied = len(new) + len(blocks)
-        if not blocks or not self.cost.prefers_copy(num_copied * self._bytes_per_block, stored.num_tokens):
+        lost = 1 - self._share_found()
+        num_bytes = (len(new) + lost * len(blocks)) * self._bytes_per_block
+        if not blocks or not self.cost.prefers_copy(num_bytes, lost * stored.num_tokens):
             return
         if new:
             keys, block_ids = [stored.keys[at] for at in new], [blocks[at] for at in new]
@@ -228,6 +230,11 @@ class Swapping:
         keys: list[BlockKey] = [*self._manager.block_hashes(handle)[: num_tokens // size]]
         keys += [(handle, index) for index in range(len(keys), len(blocks))]
         return _Stored(keys, num_tokens), blocks
+
+    def _share_found(self) -> float:
+        """How much of what preempted requests lost they have found in the prefix cache so far, 0 to 1."""
+        counted = self._manager.stats()
+        return counted["preempted_hits"] / max(1, counted["preempted_queries"])
 
     def _keys(self, handle: int, first: int) -> tuple[Sequence[BlockKey], int]:
         """Keys of a sequence's blocks from ``first`` on under which the tier may have them, and their end."""
