@@ -1,19 +1,23 @@
-"""How much work do preemptions undo, by scheduling policy and watermark?
+"""How much work do preemptions undo, by policy and watermark, and what would swapping move instead?
 
-The engine's own scheduler and manager run 3,000 requests that are queued at once, on a pool that is full for
-half of the time; a model that does nothing stands in for the real one. The first row is the dumb baseline:
-first come first served, admitting whatever fits at the moment.
+The engine's own scheduler and manager run requests that are all queued at once, on a pool that is full for
+half of the time: 3,000 made-up ones, and the first of two recorded traces, whose prompts share prefixes. A
+model that does nothing stands in for the real one, and a step is a step, however long it would take. With
+swap, every victim's blocks are copied to a host pool of the same size as the pool, and copies take no time.
+The first row of each policy is the dumb baseline: admitting whatever fits at the moment, and computing again.
 
-Counts, not times: they are the same on every machine. The goal is to be better than the baseline.
+Counts, not times: they are the same on every machine. The goal is to compute less again than the baseline.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +30,80 @@ from looseleaf.engine import block_budget
 from looseleaf.engine.config import SCHEDULING_POLICIES, EngineConfig, StepLimits
 from looseleaf.engine.request import Request
 from looseleaf.engine.scheduler import Scheduler
+from looseleaf.engine.stats import EngineStats
+from looseleaf.engine.swap_cost import SwapCost
+from looseleaf.engine.swapping import Swapping
+from looseleaf.tiers.base import BlockKey, CopyEnd, Tier
 
-TRACE = Path(__file__).parent / "traces" / "simulate_default_3000.csv"
-WATERMARKS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
+TRACES = Path(__file__).parent / "traces"
+WATERMARKS = (0.0, 0.005, 0.01, 0.05)
 # 60 GiB at 128 KiB a token, as for an 8B model with grouped heads in bfloat16.
 NUM_USABLE = 30_720
 BLOCK_SIZE = 16
-MAX_MODEL_LEN = 8192
+BYTES_PER_BLOCK = BLOCK_SIZE * 128 * 1024
 OPTIONS: dict[str, Any] = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
-BASELINE = "fcfs, no look-ahead"
+
+Lengths = tuple[Sequence[int], int]
+"""The tokens of a prompt, and how many are to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests, and the pool that is to serve them."""
+
+    name: str
+    requests: list[Lengths]
+    num_usable: int
+    max_model_len: int
+    watermarks: tuple[float, ...] = WATERMARKS
+
+
+class CountingTier(Tier):
+    """A host pool of blocks without content: copies end at once."""
+
+    name = "counting"
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._keys: set[BlockKey] = set()
+        self._ended: list[CopyEnd] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._keys
+
+    def store(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int | None:
+        if len(self._keys) + len(keys) > self._num_blocks:
+            return None
+        self._keys.update(keys)
+        return self._end(succeeded=True)
+
+    def load(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
+        return self._end(succeeded=self._keys.issuperset(keys))
+
+    def poll(self, wait_seconds: float = 0.0) -> list[CopyEnd]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, job: int) -> None:
+        """Nothing: all copies have ended."""
+
+    def lookup(self, keys: Sequence[BlockKey]) -> int:
+        return next((at for at, key in enumerate(keys) if key not in self._keys), len(keys))
+
+    def drop(self, keys: Sequence[BlockKey]) -> None:
+        self._keys.difference_update(keys)
+
+    def _end(self, *, succeeded: bool) -> int:
+        self._ended.append(CopyEnd(len(self._ended), succeeded, 0.0))
+        return len(self._ended) - 1
+
+
+class AlwaysCopy(SwapCost):
+    """Copies whatever it costs, so that the counts do not depend on the machine."""
+
+    def prefers_copy(self, num_bytes: float, num_tokens: float) -> bool:
+        return True
 
 
 @dataclass(slots=True)
@@ -45,13 +114,20 @@ class Counts:
         steps: engine steps.
         preemptions: times that a request lost its blocks.
         readmitted: tokens that preempted requests had computed when they got a row again.
-        recomputed: those of them that were not found in the prefix cache.
+        recomputed: those of them that were computed again: neither cached nor copied back.
+        engine: what the swapping counts.
     """
 
     steps: int = 0
     preemptions: int = 0
     readmitted: int = 0
     recomputed: int = 0
+    engine: EngineStats = field(default_factory=EngineStats)
+
+    @property
+    def swapped_gib(self) -> float:
+        """Copied out and in."""
+        return (self.engine.num_bytes_swapped_out + self.engine.num_bytes_swapped_in) / 2**30
 
 
 def main() -> int:
@@ -62,56 +138,91 @@ def main() -> int:
     )
     args = parser.parse_args()
     logging.getLogger("looseleaf").setLevel(logging.ERROR)  # that preemptions are frequent is known here
-    runs = measure()
+    runs = {workload.name: measure(workload) for workload in workloads()}
     report = as_report(runs)
-    print(json.dumps(report) if args.json else as_table(runs))
+    print(json.dumps(report) if args.json else "\n\n".join(as_table(*run) for run in runs.items()))
     return int(args.check and not all(row["met"] for row in report["rows"]))
 
 
-def measure() -> dict[str, Counts]:
-    """All runs by name, the baseline first."""
-    with TRACE.open(newline="") as lines:
+def workloads() -> list[Workload]:
+    """Each with a pool that is too small for what would like to run side by side."""
+    with (TRACES / "simulate_default_3000.csv").open(newline="") as lines:
         lengths = [(int(row["prompt_tokens"]), int(row["reply_tokens"])) for row in csv.DictReader(lines)]
-    runs = {BASELINE: run_without_look_ahead(lengths)}
+    # The first token makes each prompt unlike all others.
+    made_up: list[Lengths] = [([n] + [0] * (prompt - 1), reply) for n, (prompt, reply) in enumerate(lengths)]
+    some = (0.0, 0.01, 0.05)
+    return [
+        Workload("3,000 made-up requests", made_up, NUM_USABLE, 8192),
+        Workload("400 of the conversation trace", recorded("conversation", 400), NUM_USABLE, 2**17, some),
+        Workload("400 of the synthetic trace", recorded("synthetic", 400), NUM_USABLE, 2**18, some),
+    ]
+
+
+def recorded(trace: str, count: int) -> list[Lengths]:
+    """The first requests of a trace, with a token for each recorded block of 512."""
+    with gzip.open(TRACES / f"mooncake_{trace}_trace.jsonl.gz", "rt") as lines:
+        requests = [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
+    return [
+        (
+            [block for block in request["hash_ids"] for _ in range(512)][: request["input_length"]],
+            max(1, request["output_length"]),
+        )
+        for request in requests
+    ]
+
+
+def measure(workload: Workload) -> dict[str, Counts]:
+    """All runs by name, for each policy the baseline first."""
+    runs = {}
     for policy in SCHEDULING_POLICIES:
-        for watermark in WATERMARKS:
-            runs[f"{policy}, watermark {watermark:g}"] = run(lengths, policy, watermark)
+        runs[baseline(policy)] = run_without_look_ahead(workload, policy)
+        for watermark in workload.watermarks:
+            for swap in (False, True):
+                name = f"{policy}, watermark {watermark:g}, {'swap' if swap else 'recompute'}"
+                runs[name] = run(workload, policy, watermark, swap=swap)
     return runs
 
 
-def run_without_look_ahead(lengths: list[tuple[int, int]]) -> Counts:
+def baseline(policy: str) -> str:
+    """The name of the run that others of this policy are compared with."""
+    return f"{policy}, no look-ahead"
+
+
+def run_without_look_ahead(workload: Workload, policy: str) -> Counts:
     """The baseline."""
     steps, block_budget.GROWTH_STEPS = block_budget.GROWTH_STEPS, 0
     try:
-        return run(lengths, "fcfs", 0.0)
+        return run(workload, policy, 0.0, swap=False)
     finally:
         block_budget.GROWTH_STEPS = steps
 
 
-def run(lengths: list[tuple[int, int]], policy: str, watermark: float) -> Counts:
+def run(workload: Workload, policy: str, watermark: float, *, swap: bool) -> Counts:
     """Queue all requests and step until they have ended; under ``priority`` every third one is urgent."""
     config = EngineConfig(
         model="none",
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=workload.max_model_len,
         scheduling_policy=policy,  # type: ignore[arg-type]
         watermark=watermark,
         **OPTIONS,
     )
-    limits = config.limits(MAX_MODEL_LEN)
-    pool = BlockPool(NUM_USABLE + 1)
+    limits = config.limits(workload.max_model_len)
+    pool = BlockPool(workload.num_usable + 1)
     manager = make_manager(pool, limits)
-    scheduler = Scheduler(manager, pool, limits)
+    counts = Counts()
+    tier = CountingTier(workload.num_usable) if swap else None
+    swapping = Swapping(manager, pool, tier, bytes_per_block=BYTES_PER_BLOCK, stats=counts.engine)
+    swapping.cost = AlwaysCopy()
+    scheduler = Scheduler(manager, pool, limits, swapping)
     requests = {}
-    for number, (prompt, reply) in enumerate(lengths):
-        # The first token makes each prompt unlike all others.
-        handle = manager.open([number] + [0] * (prompt - 1), max_tokens=reply)
+    for number, (prompt, reply) in enumerate(workload.requests):
+        handle = manager.open(prompt, max_tokens=reply)
         params = SamplingParams(max_tokens=reply)
         priority = int(number % 3 != 0)
         requests[handle] = request = Request(
             str(number), handle, None, params, 0, None, priority=priority, max_tokens=reply
         )
         scheduler.add(request)
-    counts = Counts()
     while requests:
         step(scheduler, manager, requests, counts)
     return counts
@@ -155,38 +266,45 @@ def make_manager(pool: BlockPool, limits: StepLimits) -> KVCacheManager:
     return manager
 
 
-def as_report(runs: dict[str, Counts]) -> dict[str, Any]:
+def as_report(runs: dict[str, dict[str, Counts]]) -> dict[str, Any]:
     """The object that ``--json`` prints; what is compared are tokens computed again."""
-    peer = runs[BASELINE].recomputed
-    rows = [
-        {
-            "name": name,
-            "unit": "tokens computed again",
-            "ours": counts.recomputed,
-            "peer_name": BASELINE,
-            "peer": peer,
-            "ratio": peer / max(1, counts.recomputed),
-            "goal": 1.0,
-            "met": counts.recomputed < peer,
-            "steps": counts.steps,
-            "preemptions": counts.preemptions,
-            "readmitted": counts.readmitted,
-        }
-        for name, counts in runs.items()
-        if name != BASELINE
-    ]
+    rows = []
+    for workload, by_name in runs.items():
+        for name, counts in by_name.items():
+            peer_name = baseline(name.split(",")[0])
+            if name == peer_name:
+                continue
+            peer = by_name[peer_name].recomputed
+            rows.append(
+                {
+                    "name": f"{workload}: {name}",
+                    "unit": "tokens computed again",
+                    "ours": counts.recomputed,
+                    "peer_name": peer_name,
+                    "peer": peer,
+                    "ratio": peer / max(1, counts.recomputed),
+                    "goal": 1.0,
+                    "met": counts.recomputed < peer,
+                    "steps": counts.steps,
+                    "preemptions": counts.preemptions,
+                    "readmitted": counts.readmitted,
+                    "bytes_swapped_out": counts.engine.num_bytes_swapped_out,
+                    "bytes_swapped_in": counts.engine.num_bytes_swapped_in,
+                }
+            )
     versions = {"looseleaf": looseleaf.__version__, "numpy": np.__version__}
     return {"machine": machine(), "versions": versions, "rows": rows}
 
 
-def as_table(runs: dict[str, Counts]) -> str:
+def as_table(workload: str, runs: dict[str, Counts]) -> str:
     """The lines that a terminal shows."""
     width = max(map(len, runs))
-    lines = [f"{'':<{width}} {'steps':>6} {'preemptions':>11} {'readmitted':>10} {'recomputed':>10}"]
+    heads = f"{'steps':>6} {'preemptions':>11} {'readmitted':>10} {'recomputed':>10} {'GiB swapped':>11}"
+    lines = [workload, f"{'':<{width}} {heads}"]
     for name, counts in runs.items():
         lines.append(
             f"{name:<{width}} {counts.steps:>6,} {counts.preemptions:>11,} {counts.readmitted:>10,}"
-            f" {counts.recomputed:>10,}"
+            f" {counts.recomputed:>10,} {counts.swapped_gib:>11.2f}"
         )
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A skip raised while a folder is collected would end the whole run: folders that need an extra are left out.
 if any(importlib.util.find_spec(package) is None for package in ("torch", "transformers")):
-    collect_ignore_glob = ["attention/*", "cli/*", "engine/*", "models/*"]
+    collect_ignore_glob = ["attention/*", "cli/*", "engine/*", "models/*", "tiers/*"]
 
 # Shared machines pause for longer than any deadline that would mean something.
 settings.register_profile("dev", max_examples=25, deadline=None)

@@ -506,7 +506,48 @@ class KVCacheManager:
         """
 
     def match_prefix(self, handle: int) -> PrefixMatch: ...
-    def admit(self, handle: int, external_tokens: int = 0) -> int: ...
+    def admit(self, handle: int, external_tokens: int = 0) -> int:
+        """Give a sequence a row, its cached prefix, and blocks for all other known tokens; all or nothing.
+
+        Args:
+            handle: the sequence, without a row.
+            external_tokens: tokens right after the cached prefix that the caller supplies: it fills their
+                blocks and then calls :meth:`finish_load`. They count as computed from then on, and never as
+                hits. Until then no step takes the sequence, and the blocks are neither found nor given to
+                anybody, even if the sequence is preempted or closed.
+
+        Returns:
+            How many tokens need not be computed, ``external_tokens`` included.
+
+        Raises:
+            OutOfBlocksError: wait until blocks are free. NoFreeRowError: or a row.
+            NeverFitsError: the sequence is larger than the pool.
+            SequenceStateError: it has a row, has finished, or a load of an earlier admission has not ended.
+            RequestError: ``external_tokens`` is negative, or would leave not even the last token to compute.
+        """
+
+    def finish_load(self, handle: int, num_tokens: int) -> bool:
+        """Say that nothing fills the sequence's blocks any more.
+
+        Args:
+            handle: a sequence that was admitted with external tokens, be it closed by now.
+            num_tokens: how many of these are there, from the first on; the others are computed.
+
+        Returns:
+            Whether the sequence still has the blocks. If not, they become free now.
+
+        Raises:
+            SequenceStateError: no load was going on. StaleHandleError: nor for a closed sequence.
+            RequestError: more tokens than were to come.
+        """
+
+    def is_loading(self, handle: int) -> bool: ...
+    def block_hashes(self, handle: int, first: int = 0) -> list[bytes]:
+        """The hashes of a sequence's full blocks from index ``first`` on, as far as they are known.
+
+        Those of its prompt, and of what it has computed; none without prefix caching.
+        """
+
     def append(self, handle: int, k: int, draft_tokens: _TokenIds | None = None) -> None: ...
     def schedule_running(self, budget: int, chunk: int) -> RunningOutcome: ...
     def preempt(self, handle: int) -> list[int]: ...

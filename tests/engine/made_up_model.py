@@ -7,13 +7,14 @@ The oracle beside it computes the same text from the tokens alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.slow_tier import AlwaysCopy
 from looseleaf import GroupSpec, LayerSpec
 from looseleaf.engine.batch import StepBatch
 from looseleaf.engine.config import EngineConfig
@@ -21,11 +22,12 @@ from looseleaf.engine.detokenizer import Tokenizer
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.sampling_params import SamplingParams
+from looseleaf.tiers.base import Tier
 
 VOCAB_SIZE = 61
 EOS_TOKEN_ID = 60
 _EMPTY = -1
-_POSITIONS = 1 << 20
+POSITIONS = 1 << 20
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -46,7 +48,7 @@ def _logits(context: np.uint64) -> npt.NDArray[np.float32]:
 
 def logits_after(token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
     """The logits that follow a text, from the text alone."""
-    entries = np.asarray(token_ids, np.int64) * _POSITIONS + np.arange(len(token_ids))
+    entries = np.asarray(token_ids, np.int64) * POSITIONS + np.arange(len(token_ids))
     return _logits(_mix(entries).sum(dtype=np.uint64))
 
 
@@ -124,14 +126,14 @@ class MadeUpModel:
             slots = batch.slot_mapping[start:end].numpy()
             assert (slots == blocks.astype(np.int64) * block_size + positions % block_size).all()
             assert (blocks > 0).all(), "the null block must never be written"
-            self.memory.slots.flat[slots] = batch.token_ids[start:end].numpy() * _POSITIONS + positions
+            self.memory.slots.flat[slots] = batch.token_ids[start:end].numpy() * POSITIONS + positions
 
     def _read(self, batch: StepBatch, row: int) -> np.uint64:
         positions = np.arange(int(batch.seq_lens[row]))
         block_size = self.memory.slots.shape[1]
         blocks = batch.block_tables[row].numpy()[positions // block_size]
         entries = self.memory.slots[blocks, positions % block_size]
-        assert (entries % _POSITIONS == positions).all(), f"row {row} reads slots that hold other positions"
+        assert (entries % POSITIONS == positions).all(), f"row {row} reads slots that hold other positions"
         return _mix(entries).sum(dtype=np.uint64)
 
 
@@ -141,15 +143,22 @@ def made_up_engine(
     block_size: int = 4,
     max_model_len: int = 64,
     tokenizer: Tokenizer | None = None,
+    tier: Callable[[torch.Tensor], Tier] | None = None,
     **options: object,
 ) -> tuple[LLMEngine, MadeUpModel]:
-    """An engine over ``num_blocks`` blocks with the null block; ``options`` are fields of EngineConfig."""
+    """An engine over ``num_blocks`` blocks with the null block; ``options`` are fields of EngineConfig.
+
+    With a ``tier``, made from the tensor of all blocks, whatever a preempted request loses is copied to it.
+    """
     memory = IntegerMemory(num_blocks, block_size)
     model = MadeUpModel(memory)
     config = EngineConfig(model="made up", max_model_len=max_model_len, **options)  # type: ignore[arg-type]
     layer = LayerSpec(kv_heads=1, head_size_k=8, dtype="float32")
     group = GroupSpec([layer], block_size=block_size)
-    return LLMEngine(config, model, memory, group, num_blocks, tokenizer), model
+    below = tier(torch.from_numpy(memory.slots)) if tier else None
+    engine = LLMEngine(config, model, memory, group, num_blocks, tokenizer, below)
+    engine.swapping.cost = AlwaysCopy()
+    return engine, model
 
 
 def run_to_end(engine: LLMEngine) -> dict[str, RequestOutput]:
@@ -164,7 +173,12 @@ def run_to_end(engine: LLMEngine) -> dict[str, RequestOutput]:
 
 
 def assert_nothing_is_held(engine: LLMEngine) -> None:
+    for _ in range(1000):
+        if not engine.swapping.busy:
+            break
+        engine.step()
     engine.manager.check_invariants()
     engine.pool.check_invariants()
     assert engine.manager.num_open == 0
+    assert not engine.swapping._claims
     assert engine.pool.num_free == engine.pool.num_usable

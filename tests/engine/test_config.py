@@ -79,7 +79,7 @@ def test_sha256_selects_the_hash_that_other_programs_can_reproduce():
         {
             "enable_chunked_prefill": True,
             "disable_log_stats": True,
-            "swap_space": 0,
+            "cpu_offload_gb": 0,
             "tokenizer_mode": "auto",
         },
     ],

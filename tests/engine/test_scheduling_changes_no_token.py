@@ -1,14 +1,16 @@
 """Whatever the scheduler does, every request writes what it would have written alone.
 
 Hypothesis draws arrivals, lengths, budgets, pool sizes, block sizes, thresholds, policies, priorities,
-watermarks, salts, aborts and failing steps. The oracle computes each text from its tokens, without engine,
-pool or cache.
+watermarks, salts, aborts, failing steps, and tiers with slow or failing copies. The oracle computes each text
+from its tokens, without engine, pool or cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -19,11 +21,14 @@ from engine.made_up_model import (
     expected_output,
     made_up_engine,
 )
+from engine.slow_tier import SlowTier
 from looseleaf import RequestOutput, SamplingParams
 from looseleaf.engine.config import SCHEDULING_POLICIES
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.prompts import TokenPrompt
 from looseleaf.engine.sampling_params import RequestOutputKind
+from looseleaf.tiers.base import Tier
+from looseleaf.tiers.host import HostTier
 
 MAX_MODEL_LEN = 40
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -77,6 +82,15 @@ def arrivals(draw: st.DrawFn, trunk: list[int]) -> Arrival:
 
 
 @st.composite
+def tiers(draw: st.DrawFn, num_blocks: int) -> Callable[[torch.Tensor], Tier]:
+    if draw(st.booleans()):
+        return lambda cache: HostTier(cache, num_blocks)
+    polls = draw(st.lists(st.integers(0, 8), min_size=1, max_size=4))
+    failing = draw(st.frozensets(st.integers(1, 12), max_size=3))
+    return lambda cache: SlowTier(cache, num_blocks, polls=polls, failing=failing)
+
+
+@st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     block_size = draw(st.sampled_from([1, 2, 4, 8, 16]))
     longest = -(-MAX_MODEL_LEN // block_size)
@@ -92,6 +106,8 @@ def workloads(draw: st.DrawFn) -> Workload:
         "priority_aging_steps": draw(st.sampled_from([0, 0, 1, 8])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])),
     }
+    if draw(st.booleans()):
+        options["tier"] = draw(tiers(num_blocks=draw(st.sampled_from([1, longest, 10 * longest]))))
     trunk = draw(st.lists(TOKENS, min_size=1, max_size=24))
     return Workload(
         options=options,
@@ -148,6 +164,8 @@ def test_every_request_writes_what_it_would_write_alone(workload):
     engine, outputs = run(workload)
     event(f"policy: {workload.options['scheduling_policy']}")
     event(f"preemptions: {min(engine.stats.num_preemptions, 3)}")
+    event(f"swapped in: {min(engine.stats.num_swaps_in, 3)}")
+    event(f"fallbacks: {engine.stats.num_swap_fallbacks > 0}")
     event(f"cached tokens: {engine.stats.num_cached_tokens > 0}")
     order = sorted(range(len(workload.arrivals)), key=lambda index: (workload.arrivals[index].step, index))
     for before, index in enumerate(order):

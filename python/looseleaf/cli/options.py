@@ -43,6 +43,7 @@ ENGINE_FIELDS = (
     "scheduling_policy",
     "priority_aging_steps",
     "watermark",
+    "swap_space",
     "max_model_len",
 )
 
@@ -165,6 +166,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SHARE",
         help="share of the blocks kept free when a prompt joins others, below 1",
+    )
+    group.add_argument(
+        "--swap-space",
+        type=float,
+        metavar="GIB",
+        help="main memory, in GiB, that prompts which give way may be copied to (default: none)",
     )
     group.add_argument("--max-model-len", type=int, metavar="N", help="prompt and output together at most")
 

@@ -63,6 +63,8 @@ class EngineConfig:
         priority_aging_steps: steps of waiting that make up for one priority; 0 for none.
         watermark: share of the usable blocks that stays free for rows that grow when a request is admitted
             beside others.
+        swap_space: GiB of main memory that blocks of preempted requests may be copied to, where that is
+            sooner than to compute them again; never more than the pool has. 0 turns it off.
         max_model_len: tokens of prompt and output together at most; by default the model's own limit.
         seed: what requests without a seed of their own derive theirs from.
 
@@ -85,6 +87,7 @@ class EngineConfig:
     scheduling_policy: PolicyName = "fcfs"
     priority_aging_steps: int = 0
     watermark: float = DEFAULT_WATERMARK
+    swap_space: float = 0.0
     max_model_len: int | None = None
     seed: int = 0
 
@@ -111,6 +114,7 @@ class EngineConfig:
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         bounded_integer("priority_aging_steps", self.priority_aging_steps, InvalidConfigError, lowest=0)
         _share("watermark", self.watermark, zero=True, one=False)
+        _gibibytes("swap_space", self.swap_space)
         bounded_integer("seed", self.seed, InvalidConfigError, lowest=-(2**63), highest=2**64 - 1)
         _share("gpu_memory_utilization", self.gpu_memory_utilization)
         self._step_sizes()
@@ -189,6 +193,12 @@ def _share(name: str, value: object, *, zero: bool = False, one: bool = True) ->
     if not (0 < number < 1 or (zero and number == 0) or (one and number == 1)):
         lowest, highest = "at least 0" if zero else "above 0", "at most 1" if one else "below 1"
         raise InvalidConfigError(f"{name} must be {lowest} and {highest}, found {shown(value)}")
+
+
+def _gibibytes(name: str, value: object) -> None:
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not 0 <= number < math.inf:
+        raise InvalidConfigError(f"{name} must be a number of GiB, at least 0, found {shown(value)}")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

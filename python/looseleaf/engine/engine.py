@@ -27,7 +27,9 @@ from looseleaf.engine.samples import SampleGroup
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
 from looseleaf.engine.scheduler import Schedule, Scheduler
 from looseleaf.engine.stats import EngineStats, HitRate, PeriodicLog
+from looseleaf.engine.swapping import Swapping
 from looseleaf.errors import BlocksInUseError, EngineError, RequestError
+from looseleaf.tiers.base import Tier
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class LLMEngine:
         group: the model's layers, and what a block of them holds.
         num_blocks: blocks of the pool, the null block included.
         tokenizer: None if all prompts are token ids and nobody wants text.
+        tier: where blocks of preempted requests go; by default they are computed again.
 
     Attributes:
         pool: the blocks.
@@ -55,6 +58,7 @@ class LLMEngine:
         limits: of a step and of a sequence.
         tokenizer: as given.
         stats: what has been done so far.
+        swapping: moves blocks of preempted requests.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class LLMEngine:
         group: GroupSpec,
         num_blocks: int,
         tokenizer: Tokenizer | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.limits = config.limits(model.max_model_len)
         self.pool = BlockPool(num_blocks)
@@ -89,7 +94,10 @@ class LLMEngine:
         self._buffers.bind(self.manager)
         self._sampler = Sampler(self.limits.max_num_seqs, model.vocab_size)
         self._runner = ModelRunner(model, store, self._buffers, self._sampler)
-        self._scheduler = Scheduler(self.manager, self.pool, self.limits)
+        self.swapping = Swapping(
+            self.manager, self.pool, tier, bytes_per_block=group.bytes_per_block, stats=self.stats
+        )
+        self._scheduler = Scheduler(self.manager, self.pool, self.limits, self.swapping)
         self._completions = Completions(self.manager, tokenizer)
         # The samples of each request that have not ended.
         self._requests: dict[str, list[Request]] = {}
@@ -254,6 +262,7 @@ class LLMEngine:
             EngineError: there are requests, and nothing can be done for any of them.
         """
         if not self._requests:
+            self.swapping.landed()
             return []
         schedule = self._scheduler.schedule()
         for request in schedule.forked:
@@ -264,6 +273,8 @@ class LLMEngine:
         self._seat(schedule)
         if schedule.num_tokens:
             outputs += self._compute(schedule)
+        elif self.swapping.busy:
+            self.swapping.wait()
         self._log.report(
             time.monotonic(),
             running=len(self._scheduler.running),
@@ -280,6 +291,7 @@ class LLMEngine:
         except BlocksInUseError as error:
             logger.warning("The prefix cache is not reset: %s", error)
             return False
+        self.swapping.clear()
         self._hit_rate.clear()
         return True
 
@@ -335,6 +347,7 @@ class LLMEngine:
     def _compute(self, schedule: Schedule) -> list[RequestOutput]:
         self.stats.peak_blocks_in_use = max(self.stats.peak_blocks_in_use, self._blocks_in_use())
         step = self.manager.prepare()
+        began = time.perf_counter()
         try:
             sampled = self._runner.run(step)
         except BaseException as error:
@@ -342,6 +355,8 @@ class LLMEngine:
             if not isinstance(error, Exception):
                 raise
             return outputs
+        num_prefill_tokens = schedule.num_prompt_tokens + schedule.num_recomputed_tokens
+        self.swapping.cost.count_step(schedule.num_tokens, num_prefill_tokens, time.perf_counter() - began)
         self.stats.num_steps += 1
         self.stats.num_prompt_tokens += schedule.num_prompt_tokens
         self.stats.num_recomputed_tokens += schedule.num_recomputed_tokens

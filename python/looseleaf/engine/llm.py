@@ -73,6 +73,7 @@ class LLM:
         scheduling_policy: PolicyName = "fcfs",
         priority_aging_steps: int = 0,
         watermark: float = DEFAULT_WATERMARK,
+        swap_space: float = 0.0,
         max_model_len: int | None = None,
         seed: int = 0,
         page_size: int | None = None,
@@ -99,6 +100,7 @@ class LLM:
             scheduling_policy=scheduling_policy,
             priority_aging_steps=priority_aging_steps,
             watermark=watermark,
+            swap_space=swap_space,
             max_model_len=max_model_len,
             seed=seed,
         )

@@ -12,7 +12,9 @@ A request is a number of computed tokens and a number of tokens in all. Each ste
    long one whose next blocks a running prompt is about to compute: it finds them soon. Nobody passes a
    request that waits for free blocks.
 
-A step that took blocks away admits nobody, since the newcomer would be the next to lose them.
+A step that took blocks away admits nobody, since the newcomer would be the next to lose them. Where a tier
+has blocks of a waiting request, they are copied back when it takes its row, and no step has it before they
+are there.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from looseleaf.engine.policies.factory import make_policy
 from looseleaf.engine.preemption_notice import PreemptionNotice
 from looseleaf.engine.request import Request
 from looseleaf.engine.running_prompts import RunningPrompts
+from looseleaf.engine.swapping import Swapping
 from looseleaf.engine.waiting_queue import WaitingQueue
 from looseleaf.errors import EngineError, OutOfBlocksError
 
@@ -69,13 +72,18 @@ class Scheduler:
         manager: holds the sequences.
         pool: the blocks that the manager takes.
         limits: budget, rows, lengths and the policy.
+        swapping: moves blocks of preempted requests to a tier; by default they are computed again.
 
     Attributes:
         waiting: requests without a row, in the policy's order.
         running: requests with a row by handle, in order of admission.
+        swapping: as given.
     """
 
-    def __init__(self, manager: KVCacheManager, pool: BlockPool, limits: StepLimits) -> None:
+    def __init__(
+        self, manager: KVCacheManager, pool: BlockPool, limits: StepLimits, swapping: Swapping | None = None
+    ) -> None:
+        self.swapping = Swapping(manager, pool) if swapping is None else swapping
         self._policy = make_policy(limits, manager, pool)
         self.waiting = WaitingQueue(self._policy)
         self.running: dict[int, Request] = {}
@@ -105,6 +113,7 @@ class Scheduler:
         self.running.pop(request.handle, None)
         self._unforked.pop(request.handle, None)
         self._prompts.discard(request)
+        self.swapping.forget(request)
 
     def never_fits(self, num_tokens: int) -> str | None:
         """Why even an empty pool could not hold a sequence of ``num_tokens`` tokens; None if it could."""
@@ -118,13 +127,15 @@ class Scheduler:
         """
         schedule = Schedule()
         self._num_steps += 1
+        for request in self.swapping.landed():
+            self._append_prompt(schedule, request, self._remaining(request.handle), 0)
         self._fork(schedule)
         left = self._limits.max_num_batched_tokens - self._continue_rows(schedule)
         kept = self._wanted_by_short_prompts(left // 2, newcomers=not schedule.preempted)
         left, kept = self._continue_prompts(schedule, left, kept)
         if not schedule.preempted:
             self._admit(schedule, left, kept)
-        done = schedule.num_tokens or schedule.failed or schedule.admitted
+        done = schedule.num_tokens or schedule.failed or schedule.admitted or self.swapping.busy
         if not done and (self.waiting or self.running):
             raise EngineError(self._blocks.stuck(len(self.running), self.waiting))
         self._notice.count_step(len(schedule.preempted))
@@ -155,13 +166,16 @@ class Scheduler:
         """Give one token to each row that needs one; returns how many."""
         count = 0
         while True:
-            outcome = self._manager.schedule_running(len(self.running) - len(self._prompts) - count, 1)
+            rows = len(self.running) - len(self._prompts) - self.swapping.num_loading
+            outcome = self._manager.schedule_running(rows - count, 1)
             count += outcome.num_tokens_scheduled
             if outcome.blocked is None:
                 break
             blocked, missing = outcome.blocked
-            taken_back, late = self._make_room(schedule, blocked)
-            count -= taken_back
+            late = self.swapping.blocks_to_come()
+            if late < missing:
+                taken_back, late = self._make_room(schedule, blocked)
+                count -= taken_back
             if late >= missing:
                 # To take more would not help sooner: the row waits for the next step, the others do not.
                 count += self._continue_those_with_room()
@@ -176,7 +190,7 @@ class Scheduler:
 
         Returns:
             the tokens that the victim had been given in this step, and how many of its blocks only become
-            free with this step, because it copies from them.
+            free later, because this step copies from them or they are being copied out.
         """
         reason = self.never_fits(self._manager.num_tokens(blocked))
         if reason is None and len(self.running) == 1:
@@ -186,11 +200,12 @@ class Scheduler:
             self._evict(request)
             schedule.failed.append((request, reason))
             return 0, 0
-        request = self._policy.victim(list(self.running.values()))
+        movable = [request for request in self.running.values() if not self.swapping.is_loading(request)]
+        request = self._policy.victim(movable)
         taken_back = len(self._manager.slots_of(request.handle))
         ref_cnt, free = self._pool.snapshot().ref_cnt, self._pool.num_free
         own = sum(ref_cnt[block] == 1 for block in self._manager.block_ids(request.handle))
-        self._evict(request)
+        self._evict(request, keep=True)
         self.waiting.push(request)
         schedule.preempted.append(request)
         return taken_back, own - (self._pool.num_free - free)
@@ -207,8 +222,10 @@ class Scheduler:
                 count += 1
         return count
 
-    def _evict(self, request: Request) -> None:
+    def _evict(self, request: Request, *, keep: bool = False) -> None:
         self.remove(request)
+        if keep:
+            self.swapping.store(request)
         lost = self._manager.num_computed_tokens(request.handle)
         request.num_lost_tokens = max(request.num_lost_tokens, lost)
         self._manager.preempt(request.handle)
@@ -222,6 +239,9 @@ class Scheduler:
         free_rows = self._free_rows()
         for request in islice(self.waiting, _LOOKAHEAD if newcomers and free_rows else 0):
             blocks, count = self._blocks.wanted(request)
+            if (supplied := self._supplied(request, count)) is None:
+                continue
+            count -= supplied
             if count > self._chunk and self._finds_more_soon(request):
                 continue
             if not (free_rows and self._blocks.suffices(request.handle, promised + blocks, self.running)):
@@ -262,6 +282,9 @@ class Scheduler:
                 schedule.failed.append((request, reason))
                 continue
             blocks, remaining = self._blocks.wanted(request)
+            if (supplied := self._supplied(request, remaining)) is None:
+                continue
+            remaining -= supplied
             if remaining > self._chunk and self._finds_more_soon(request):
                 continue
             if not self._blocks.suffices(handle, blocks, self.running):
@@ -269,16 +292,24 @@ class Scheduler:
             if remaining > self._chunk and left <= kept:
                 continue
             try:
-                num_cached_tokens = self._manager.admit(handle, 0)
+                num_cached_tokens = self._manager.admit(handle, supplied) - supplied
             except OutOfBlocksError:
                 return  # another user of the pool was faster
             self._seat(schedule, request, num_cached_tokens)
+            if not supplied:
+                self.swapping.forget(request)
+            elif not self.swapping.load(request, num_cached_tokens, supplied):
+                continue
             remaining = self._remaining(handle)
             short = remaining <= self._chunk
             count = min(remaining, self._threshold, left if short else max(1, left - kept))
             self._append_prompt(schedule, request, remaining, count)
             left -= count
             kept = max(0, kept - count) if short else kept
+
+    def _supplied(self, request: Request, remaining: int) -> int | None:
+        """Tokens of ``remaining`` that a tier has; None if it is better to wait for a copy."""
+        return self.swapping.supply(request.handle, self._manager.num_tokens(request.handle) - remaining)
 
     def _finds_more_soon(self, request: Request) -> bool:
         """Whether a running prompt will compute the request's next blocks no later than it could itself."""

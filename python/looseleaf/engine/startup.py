@@ -12,8 +12,10 @@ from looseleaf.attention import AttentionBackend, CacheSpec, backend_class
 from looseleaf.engine.config import DEFAULT_BLOCK_SIZE, CacheDtype, EngineConfig
 from looseleaf.engine.detokenizer import Tokenizer
 from looseleaf.engine.engine import LLMEngine
-from looseleaf.engine.memory import available_memory_bytes, log_pool_size, size_pool
+from looseleaf.engine.memory import PoolSize, available_memory_bytes, log_pool_size, size_pool
+from looseleaf.engine.swap_space import machine_memory_bytes, num_swap_blocks
 from looseleaf.errors import InvalidConfigError
+from looseleaf.tiers.host import HostTier
 
 if TYPE_CHECKING:
     from looseleaf.models import LoadedModel
@@ -76,6 +78,7 @@ def engine_for(model: LoadedModel, config: EngineConfig) -> LLMEngine:
         available_bytes=available_memory_bytes(),
     )
     log_pool_size(size, limits.max_model_len)
+    swap_blocks = _swap_blocks(config, size)
     _log_hash_algorithm(config)
     try:
         store = backend(cache_spec(size.num_blocks))
@@ -87,7 +90,17 @@ def engine_for(model: LoadedModel, config: EngineConfig) -> LLMEngine:
     model.bind(store)
     # Decoding is declared to give one text or several: of one list of tokens it gives one.
     tokenizer = cast("Tokenizer | None", model.tokenizer)
-    return LLMEngine(config, model, store, group, size.num_blocks, tokenizer)
+    tier = HostTier(store.cache, swap_blocks) if swap_blocks else None
+    engine = LLMEngine(config, model, store, group, size.num_blocks, tokenizer, tier)
+    if tier is not None:
+        engine.swapping.cost.count_copy(*tier.probe())
+    return engine
+
+
+def _swap_blocks(config: EngineConfig, size: PoolSize) -> int:
+    if not config.swap_space:
+        return 0
+    return num_swap_blocks(config.swap_space, size, machine_bytes=machine_memory_bytes())
 
 
 def _block_size(config: EngineConfig, backend: type[AttentionBackend]) -> int:

@@ -27,6 +27,11 @@ class EngineStats:
         num_generation_tokens: tokens written.
         num_recomputed_tokens: tokens computed again after a preemption.
         num_preemptions: times that a request lost its blocks.
+        num_swaps_out: times that its blocks were copied out before it did.
+        num_swaps_in: times that blocks were copied back for a request that took a row.
+        num_bytes_swapped_out: bytes copied out.
+        num_bytes_swapped_in: bytes copied back.
+        num_swap_fallbacks: times that a copy failed or found no room, so that tokens were computed instead.
         peak_blocks_in_use: most blocks held at once.
         num_finished: requests that ended, by reason.
     """
@@ -37,6 +42,11 @@ class EngineStats:
     num_generation_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps_out: int = 0
+    num_swaps_in: int = 0
+    num_bytes_swapped_out: int = 0
+    num_bytes_swapped_in: int = 0
+    num_swap_fallbacks: int = 0
     peak_blocks_in_use: int = 0
     num_finished: dict[FinishReason, int] = field(default_factory=dict)
 

@@ -38,7 +38,6 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "disable_log_stats": ((True, False), ""),
     "generation_config": ((None, "vllm"), "sampling defaults are those of SamplingParams"),
     "disable_custom_all_reduce": ((True, False), ""),
-    "swap_space": ((None, 0), "a preempted request is computed again, never swapped"),
     "cpu_offload_gb": ((None, 0), "weights stay where they are"),
     "kv_offloading_size": ((None,), "blocks are kept in one pool only"),
     "kv_transfer_config": ((None,), "blocks are kept in one pool only"),

@@ -5,6 +5,7 @@ mod audit;
 mod commit;
 mod config;
 mod leave;
+mod loading;
 mod naming;
 mod near_misses;
 mod prepare;
@@ -16,7 +17,7 @@ mod sequences;
 mod step_end;
 mod steps;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ pub use config::{ManagerConfig, OpenParams};
 pub use prepare::StepInfo;
 pub use schedule::{Blocked, RunningOutcome};
 
+pub(crate) use loading::Load;
 pub(crate) use near_misses::Beginning;
 use near_misses::Beginnings;
 use returns::Returns;
@@ -134,6 +136,8 @@ pub struct KVCacheManager {
     /// pool learns of a block when it *is* filled.
     announced: HashMap<BlockKey, Announced, BuildHasherDefault<KeyFold>>,
     returns: Returns,
+    /// Blocks that are being filled for an admission which is over, by its sequence.
+    abandoned_loads: BTreeMap<SeqHandle, Vec<BlockId>>,
     beginnings: Beginnings,
     stats: ManagerStats,
     scratch: Scratch,
@@ -195,6 +199,7 @@ impl KVCacheManager {
             steps: Steps::new(shape, config.max_steps_in_flight),
             announced: HashMap::with_capacity_and_hasher(announcements, Default::default()),
             returns: Returns::new(Arc::clone(&pool)),
+            abandoned_loads: BTreeMap::new(),
             beginnings: Beginnings::default(),
             stats: ManagerStats::default(),
             scratch: Scratch::default(),

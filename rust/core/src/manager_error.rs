@@ -88,6 +88,27 @@ pub enum ManagerError {
         /// The raw handle.
         handle: u64,
     },
+    /// Something outside fills blocks of the sequence, and that has not ended.
+    Loading {
+        /// The raw handle.
+        handle: u64,
+    },
+    /// The sequence waits for no load, so none can end.
+    NotLoading {
+        /// The raw handle.
+        handle: u64,
+    },
+    /// The caller offered more tokens than may come from outside: at least the last is computed.
+    TooManyExternalTokens {
+        /// Tokens offered.
+        found: u32,
+        /// Tokens that may come.
+        left: u32,
+        /// Leading tokens that are cached.
+        cached: u32,
+        /// Tokens of the sequence.
+        tokens: u32,
+    },
     /// The sequence is already in the step being filled.
     AlreadyScheduled {
         /// The raw handle.
@@ -268,6 +289,26 @@ impl fmt::Display for ManagerError {
                 )
             }
             Self::AlreadyFinished { handle } => write!(f, "sequence {handle:#x} has finished"),
+            Self::Loading { handle } => write!(
+                f,
+                "blocks of sequence {handle:#x} are being filled from outside; call finish_load when that has ended"
+            ),
+            Self::NotLoading { handle } => {
+                write!(
+                    f,
+                    "sequence {handle:#x} waits for no load: it was admitted without external tokens, or the load has ended"
+                )
+            }
+            Self::TooManyExternalTokens {
+                found,
+                left,
+                cached,
+                tokens,
+            } => write!(
+                f,
+                "{found} external tokens are offered and {left} can be taken: the sequence has {tokens}, the first \
+                 {cached} are cached, and the last one is always computed"
+            ),
             Self::AlreadyScheduled { handle, step } => {
                 write!(
                     f,

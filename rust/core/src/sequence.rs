@@ -3,7 +3,7 @@
 use crate::PrefixId;
 use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
-use crate::kv_cache_manager::Beginning;
+use crate::kv_cache_manager::{Beginning, Load};
 
 /// Names one open sequence of one manager.
 ///
@@ -81,8 +81,10 @@ pub(crate) struct Sequence {
     /// verifies tokens: of the settled blocks at least, and of those that were announced. They stay
     /// when the blocks go: they are names of its tokens.
     pub(crate) names: Vec<PrefixId>,
-    /// Tokens found in the cache at the first admission.
+    /// Tokens found ready at the first admission.
     pub(crate) cached: Option<u32>,
+    /// Set while its blocks are being filled from outside.
+    pub(crate) loading: Option<Load>,
     /// Whether admissions look for cached blocks.
     pub(crate) reads_cache: bool,
     /// Set until the first admission has compared it with others.
@@ -112,6 +114,7 @@ impl Sequence {
             settled: 0,
             names: Vec::new(),
             cached: None,
+            loading: None,
             reads_cache: true,
             beginning: None,
             preemptions: 0,
@@ -135,6 +138,7 @@ impl Sequence {
             settled: self.settled,
             names: self.names.clone(),
             cached: self.cached,
+            loading: None,
             reads_cache: self.reads_cache,
             beginning: None,
             preemptions: 0,
@@ -192,7 +196,8 @@ impl Sequence {
     /// Tokens known, or sampled by a step in flight, that no append covers yet. None where the
     /// next append must wait, or would compute the input of a token that nobody wants.
     pub(crate) fn remaining(&self) -> u32 {
-        if self.finished.is_some() || self.uncertain || self.expected_len() >= self.length_limit() {
+        let waits = self.finished.is_some() || self.uncertain || self.loading.is_some();
+        if waits || self.expected_len() >= self.length_limit() {
             return 0;
         }
         self.expected_len() - self.scheduled

@@ -211,21 +211,64 @@ fn a_preempted_sequence_finds_its_own_blocks_and_counts_apart_from_new_ones() {
 }
 
 #[test]
-fn external_tokens_count_as_computed_up_to_the_last_token() {
+fn external_tokens_count_as_computed_once_they_are_there() {
     let mut engine = Engine::new(Setup::default());
     let tokens = prompt(14);
-    for (external, ready) in [(0, 0), (5, 5), (13, 13), (14, 13), (u32::MAX, 13)] {
+    for (external, loaded) in [(5, 5), (13, 13), (13, 6), (8, 0)] {
         let handle = engine.manager.open(looseleaf::OpenParams {
             tokens: &tokens,
             max_tokens: 1,
             ..<_>::default()
         });
         let handle = handle.unwrap();
-        assert_eq!(engine.manager.admit(handle, external), Ok(ready));
-        assert_eq!(engine.manager.num_cached_tokens(handle), Ok(ready));
-        assert_eq!(engine.manager.stats().prefix_hits, 0);
+        engine.manager.pool().reset_prefix_cache().unwrap();
+        assert_eq!(engine.manager.admit(handle, external), Ok(external));
+        assert_eq!(engine.manager.num_computed_tokens(handle), Ok(0));
+        let outcome = engine.manager.schedule_running(99, 99).unwrap();
+        assert_eq!(outcome.num_tokens_scheduled, 0, "it is in no step");
+        let blocks = engine.blocks(handle, 0).to_vec();
+        let hashed = |engine: &Engine| {
+            let key = |block: &&u32| engine.manager.pool().key_of(**block).is_some();
+            blocks.iter().filter(key).count()
+        };
+        assert_eq!(
+            hashed(&engine),
+            0,
+            "nobody finds a block before it is filled"
+        );
+
+        assert_eq!(engine.manager.finish_load(handle, loaded), Ok(true));
+        assert_eq!(hashed(&engine), loaded as usize / 4);
+        assert_eq!(engine.manager.num_computed_tokens(handle), Ok(loaded));
+        assert_eq!(engine.manager.num_cached_tokens(handle), Ok(loaded));
+        let outcome = engine.manager.schedule_running(99, 99).unwrap();
+        assert_eq!(outcome.num_tokens_scheduled, 14 - loaded);
         engine.manager.close(handle).unwrap();
     }
+    let stats = engine.manager.stats();
+    assert_eq!((stats.prefix_hits, stats.external_tokens), (0, 24));
+}
+
+#[test]
+fn tokens_from_outside_are_no_hits_when_a_preempted_sequence_resumes() {
+    let mut engine = Engine::new(Setup::default());
+    let handle = engine.open(&prompt(10), None, 20, &[]).unwrap();
+    engine.admit(handle).unwrap();
+    for _ in 0..5 {
+        engine.step().unwrap();
+    }
+    engine.preempt(handle).unwrap();
+    engine.manager.pool().reset_prefix_cache().unwrap();
+
+    engine.admit_loading(handle, 99).unwrap();
+    engine.finish_load(0, 0).unwrap();
+    engine.check();
+    assert_eq!(engine.manager.num_computed_tokens(handle), Ok(14));
+    assert_eq!(engine.manager.num_cached_tokens(handle), Ok(0));
+    let stats = engine.manager.stats();
+    assert_eq!((stats.preempted_queries, stats.preempted_hits), (15, 0));
+    assert_eq!(stats.external_tokens, 14);
+    engine.finish(handle).unwrap();
 }
 
 /// Of identical prompts admitted in one step, all but the first wait for the first one's blocks;

@@ -500,3 +500,29 @@ fn padding_names_no_slot_and_no_row() {
     assert_eq!(arrays.seq_lens, [1, 1, 1, 0, 0, 0, 0, 0]);
     assert_eq!(arrays.cu_seqlens_q, [0, 1, 2, 3, 3, 3, 3, 3, 3]);
 }
+
+/// sglang#35049, vllm#32255 and vllm#46283: a request was aborted while its blocks were being
+/// filled; they were given to the next one at once, and the late write landed there. Or the blocks
+/// were held for ever.
+#[test]
+fn blocks_that_are_being_filled_stay_out_of_reach_when_their_request_is_aborted() {
+    let mut engine = Engine::new(pool_of(6));
+    let handle = engine.open(&prompt(17), None, 1, &[]).unwrap();
+    engine.admit_loading(handle, 12).unwrap();
+    let filled = engine.blocks(handle, 0)[..3].to_vec();
+    engine.close(handle).unwrap();
+    engine.check();
+    assert_eq!(in_use(&engine), 3, "the blocks behind those are free");
+
+    let other = engine.open(&prompt(9), Some("other"), 3, &[]).unwrap();
+    engine.admit(other).unwrap();
+    let taken = engine.blocks(other, 0);
+    assert!(taken.iter().all(|block| !filled.contains(block)));
+    engine.finish_load(0, 0).unwrap();
+    engine.check();
+    engine.finish(other).unwrap();
+    engine.close(other).unwrap();
+    assert_eq!(in_use(&engine), 0);
+    let late = engine.manager.finish_load(handle, 12);
+    assert!(matches!(late, Err(ManagerError::UnknownHandle { .. })));
+}

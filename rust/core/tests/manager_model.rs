@@ -25,6 +25,14 @@ enum Op {
     Admit {
         which: u8,
     },
+    AdmitLoading {
+        which: u8,
+        external: u8,
+    },
+    FinishLoad {
+        which: u8,
+        missing: u8,
+    },
     Append {
         which: u8,
         k: u8,
@@ -78,6 +86,9 @@ fn sequence_ops() -> impl Strategy<Value = Op> {
         6 => which().prop_map(|which| Op::Admit { which }),
         6 => (which(), 1..12u8, prop::collection::vec(prop::bool::weighted(0.8), 0..5))
             .prop_map(|(which, k, drafts)| Op::Append { which, k, drafts }),
+        3 => (which(), 1..20u8).prop_map(|(which, external)| Op::AdmitLoading { which, external }),
+        3 => (which(), prop_oneof![Just(0), 0..20u8])
+            .prop_map(|(which, missing)| Op::FinishLoad { which, missing }),
         2 => which().prop_map(|which| Op::Preempt { which }),
         2 => which().prop_map(|which| Op::Close { which }),
         2 => (which(), 1..4u8).prop_map(|(which, n)| Op::Fork { which, n }),
@@ -90,7 +101,7 @@ fn sequence_ops() -> impl Strategy<Value = Op> {
 fn engine_ops() -> impl Strategy<Value = Op> {
     let which = any::<u8>;
     prop_oneof![
-        25 => sequence_ops(),
+        31 => sequence_ops(),
         6 => (1..40u8, 0..12u8).prop_map(|(budget, chunk)| Op::ScheduleRunning { budget, chunk }),
         8 => (1..40u8, 1..12u8).prop_map(|(budget, chunk)| Op::Step { budget, chunk }),
         6 => Just(Op::Prepare),
@@ -103,7 +114,7 @@ fn engine_ops() -> impl Strategy<Value = Op> {
 /// Steps of an embedder that commits sequence by sequence.
 fn embedder_ops() -> impl Strategy<Value = Op> {
     prop_oneof![
-        25 => sequence_ops(),
+        31 => sequence_ops(),
         15 => any::<u8>().prop_map(|which| Op::CommitAlone { which }),
     ]
 }
@@ -164,6 +175,18 @@ fn apply(engine: &mut Engine, op: &Op) -> Result<(), ManagerError> {
             let waiting = |handle: &SeqHandle| engine.manager.row(*handle) == Ok(None);
             let waiting: Vec<_> = open.into_iter().filter(waiting).collect();
             pick(&waiting, *which).map_or(Ok(()), |handle| engine.admit(handle).map(drop))
+        }
+        Op::AdmitLoading { which, external } => {
+            let waiting = |handle: &SeqHandle| engine.manager.row(*handle) == Ok(None);
+            let waiting: Vec<_> = open.into_iter().filter(waiting).collect();
+            pick(&waiting, *which).map_or(Ok(()), |handle| {
+                engine.admit_loading(handle, u32::from(*external))
+            })
+        }
+        Op::FinishLoad { .. } if engine.loads.is_empty() => Ok(()),
+        Op::FinishLoad { which, missing } => {
+            let which = *which as usize % engine.loads.len();
+            engine.finish_load(which, usize::from(*missing))
         }
         Op::Append { which, k, drafts } => {
             let Some(handle) = pick(&open, *which) else {
@@ -251,6 +274,10 @@ fn run(setup: Setup, ops: &[Op]) -> Coverage {
     }
     for handle in engine.open_handles() {
         engine.close(handle).expect("the sequence is open");
+        engine.check();
+    }
+    while !engine.loads.is_empty() {
+        engine.finish_load(0, 0).expect("the load has not ended");
         engine.check();
     }
     assert_eq!(

@@ -424,3 +424,58 @@ fn a_manager_verifies_tokens_if_its_pool_does_and_in_blocks_of_the_same_size() {
         assert_eq!(build(pool_tokens, verify_tokens, caching), Ok(()));
     }
 }
+
+#[test]
+fn tokens_from_outside_are_refused_with_numbers_when_there_is_no_place_for_them() {
+    let mut manager = Setup::default().manager();
+    let first = admitted(&mut manager, &[5; 9]);
+    manager.append(first, 9, &[]).unwrap();
+    manager.commit(first, &[7]).unwrap();
+
+    let handle = open(&mut manager, &[5; 9]);
+    for offered in [1, u32::MAX] {
+        assert_eq!(
+            manager.admit(handle, offered).unwrap_err().to_string(),
+            format!(
+                "{offered} external tokens are offered and 0 can be taken: the sequence has 9, the first 8 are \
+                 cached, and the last one is always computed"
+            )
+        );
+    }
+    assert_eq!(manager.row(handle), Ok(None));
+    assert_eq!(manager.admit(handle, 0), Ok(8));
+    let raw = handle.raw();
+    assert_eq!(
+        manager.finish_load(handle, 0),
+        Err(ManagerError::NotLoading { handle: raw })
+    );
+}
+
+#[test]
+fn a_sequence_whose_blocks_are_being_filled_is_left_alone() {
+    let mut manager = Setup::default().manager();
+    let handle = open(&mut manager, &[5; 9]);
+    manager.admit(handle, 6).unwrap();
+    let loading = ManagerError::Loading {
+        handle: handle.raw(),
+    };
+    assert_eq!(manager.append(handle, 1, &[]), Err(loading.clone()));
+    assert_eq!(manager.fork(handle, 1), Err(loading.clone()));
+    assert_eq!(manager.truncate(handle, 3), Err(loading.clone()));
+    let too_many = manager.finish_load(handle, 7).unwrap_err().to_string();
+    assert_eq!(
+        too_many,
+        "the number of loaded tokens is 7; allowed is at most the external tokens of the admission"
+    );
+
+    manager.preempt(handle).unwrap();
+    assert_eq!(manager.admit(handle, 6), Err(loading));
+    assert_eq!(
+        manager.admit(handle, 0),
+        Ok(0),
+        "it can be computed meanwhile"
+    );
+    assert_eq!(manager.finish_load(handle, 6), Ok(false));
+    manager.close(handle).unwrap();
+    assert_eq!(manager.pool().num_free(), manager.pool().num_usable());
+}

@@ -117,7 +117,9 @@ pub fn manager_error(error: ManagerError) -> PyErr {
         ManagerError::InvalidConfig { .. }
         | ManagerError::MixedBlockSizes { .. }
         | ManagerError::UnknownGroup { .. } => "InvalidConfigError",
-        ManagerError::InvalidRequest { .. } => "RequestError",
+        ManagerError::InvalidRequest { .. } | ManagerError::TooManyExternalTokens { .. } => {
+            "RequestError"
+        }
         ManagerError::UnknownHandle { .. } => "StaleHandleError",
         ManagerError::TooLong { .. } | ManagerError::CanNeverFit { .. } => "NeverFitsError",
         ManagerError::NoFreeRow { .. } => "NoFreeRowError",

@@ -4,13 +4,13 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use looseleaf::{BlockId, FinishReason, ManagerConfig, OpenParams, SeqHandle};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::{
-    concurrent_use, invalid_buffer, invariant_error, manager_error, sequence_state,
+    concurrent_use, invalid_buffer, invariant_error, manager_error, request_error, sequence_state,
 };
 use crate::extra_keys::{ExtraKey, spanned};
-use crate::keys::parse_hash_algo;
+use crate::keys::{key_bytes, parse_hash_algo};
 use crate::pool::BlockPool;
 use crate::process::{Home, not_copyable};
 use crate::specs::GroupSpec;
@@ -187,10 +187,43 @@ impl KVCacheManager {
 
     /// Takes the cached prefix, blocks for all other known tokens, and a row; all or nothing.
     ///
-    /// Returns how many tokens need not be computed.
+    /// Returns how many tokens need not be computed. `external_tokens` of them, right after the cached prefix, come
+    /// from the caller, who fills their blocks; until `finish_load` no step takes the sequence.
     #[pyo3(signature = (handle, external_tokens = 0))]
-    fn admit(&self, handle: u64, external_tokens: u32) -> PyResult<u32> {
+    fn admit(&self, handle: u64, external_tokens: i64) -> PyResult<u32> {
+        let external_tokens = count_of("external_tokens", external_tokens)?;
         self.with(|manager| manager.admit(SeqHandle::from_raw(handle), external_tokens))
+    }
+
+    /// Says that nothing fills the sequence's blocks any more, and how many of the external tokens of its admission
+    /// are there. Returns whether the sequence still has these blocks; if not, they become free now.
+    fn finish_load(&self, handle: u64, num_tokens: i64) -> PyResult<bool> {
+        let num_tokens = count_of("num_tokens", num_tokens)?;
+        self.with(|manager| manager.finish_load(SeqHandle::from_raw(handle), num_tokens))
+    }
+
+    /// Whether a load into the sequence's blocks has not ended.
+    fn is_loading(&self, handle: u64) -> PyResult<bool> {
+        Ok(self
+            .enter()?
+            .manager
+            .is_loading(SeqHandle::from_raw(handle)))
+    }
+
+    /// The hashes of the sequence's full blocks from index `first` on, as far as they are known.
+    #[pyo3(signature = (handle, first = 0))]
+    fn block_hashes<'py>(
+        &self,
+        py: Python<'py>,
+        handle: u64,
+        first: usize,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let (keys, width) = self.with(|manager| {
+            let keys = manager.block_keys(SeqHandle::from_raw(handle))?;
+            let keys = keys.get(first..).unwrap_or_default().to_vec();
+            Ok((keys, manager.config().hash_algo.key_width()))
+        })?;
+        Ok(keys.iter().map(|key| key_bytes(py, key, width)).collect())
     }
 
     /// Schedules the next `k` tokens of a sequence in the open step.
@@ -407,6 +440,8 @@ impl KVCacheManager {
             ("preempted_queries", stats.preempted_queries),
             ("preempted_hits", stats.preempted_hits),
             ("lost_hits", stats.lost_hits),
+            ("external_tokens", stats.external_tokens),
+            ("abandoned_loads", stats.abandoned_loads as u64),
             ("preemptions", stats.preemptions),
             ("block_copies", stats.block_copies),
         ] {
@@ -434,6 +469,15 @@ impl KVCacheManager {
             manager.num_running()
         ))
     }
+}
+
+fn count_of(name: &str, found: i64) -> PyResult<u32> {
+    u32::try_from(found).map_err(|_| {
+        request_error(format!(
+            "{name} must be from 0 to {}, found {found}",
+            u32::MAX
+        ))
+    })
 }
 
 pub fn reason_name(reason: FinishReason) -> &'static str {

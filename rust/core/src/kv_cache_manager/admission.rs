@@ -1,6 +1,6 @@
 //! Opening sequences and admitting them: prefix hits, and blocks for the rest.
 
-use super::{Announced, Beginning, KVCacheManager, ManagerConfig, OpenParams, Scratch};
+use super::{Announced, Beginning, KVCacheManager, Load, ManagerConfig, OpenParams, Scratch};
 use crate::block_table::BlockTable;
 use crate::hash_chain::HashChain;
 use crate::manager_error::ManagerError;
@@ -132,10 +132,14 @@ impl KVCacheManager {
     /// Gives the sequence a row and blocks for all tokens it has, prompt and generated ones, taking
     /// those of the cached prefix as they are. Returns the tokens that need no computing.
     ///
-    /// `external_tokens` more tokens after the cached prefix count as computed: the caller fills
-    /// their blocks before it runs the sequence's first step.
+    /// `external_tokens` more tokens, right after the cached prefix, come from the caller: it fills
+    /// their blocks and says with [`finish_load`](Self::finish_load) when that has ended. They count
+    /// as computed from then on, and are no hits. Until then no step takes the sequence, and the
+    /// blocks are neither found nor given to anybody, even if the sequence leaves.
     ///
     /// # Errors
+    /// [`ManagerError::TooManyExternalTokens`] when not even the last token would be left to compute,
+    /// and [`ManagerError::Loading`] if a load of an earlier admission has not ended.
     /// [`ManagerError::OutOfBlocks`] and [`ManagerError::NoFreeRow`] when the admission must wait,
     /// [`ManagerError::CanNeverFit`] when waiting cannot help. Nothing has changed then, the order
     /// of the free blocks included.
@@ -153,7 +157,7 @@ impl KVCacheManager {
         }
         self.rows.check_free(1)?;
         let blocks = self.blocks_that_can_fit(sequence.len())?;
-        let hits = as_verified!(self.take_blocks(handle, blocks))?;
+        let hits = as_verified!(self.take_blocks(handle, blocks, external_tokens))?;
         self.depend_on_announcements(handle);
 
         let slot = self.rows.take(handle)?;
@@ -173,20 +177,21 @@ impl KVCacheManager {
             .for_each(|ids| sequence.table.push(ids));
 
         let hit_tokens = hits * block_size;
-        let ready = hit_tokens
-            .saturating_add(external_tokens)
-            .min(sequence.len() - 1);
         sequence.row = Some(slot);
-        sequence.computed = ready;
-        sequence.scheduled = ready;
+        sequence.computed = hit_tokens;
+        sequence.scheduled = hit_tokens;
         sequence.settled = hits;
-        sequence.cached.get_or_insert(ready);
+        sequence.loading = (external_tokens > 0).then_some(Load {
+            tokens: external_tokens,
+            is_first: sequence.cached.is_none(),
+        });
+        sequence.cached.get_or_insert(hit_tokens);
         if let Some(beginning) = sequence.beginning.take() {
             let near_miss = self.beginnings.is_near_miss(beginning);
             self.stats.short_prefixes += u64::from(near_miss && hits == 0);
         }
         self.stats.count_lookup(sequence, hit_tokens);
-        Ok(ready)
+        Ok(hit_tokens + external_tokens)
     }
 
     /// Takes the cached prefix and new blocks for the rest, `blocks` in all, into `scratch.ids` in
@@ -196,9 +201,11 @@ impl KVCacheManager {
         &mut self,
         handle: SeqHandle,
         blocks: usize,
+        external_tokens: u32,
     ) -> Result<u32, ManagerError> {
         loop {
             let plan = self.plan_hits::<VERIFY>(handle)?;
+            self.check_external(handle, plan.hits, external_tokens)?;
             let (groups, block_size) = (self.num_groups(), self.block_size);
             let sequence = self.sequences.get(handle)?;
             let Scratch {

@@ -38,6 +38,10 @@ pub struct ManagerStats {
     pub preempted_hits: u64,
     /// Admissions that looked again because another user of the pool evicted a block they had found.
     pub lost_hits: u64,
+    /// Tokens that came from outside instead of being computed. They are no hits.
+    pub external_tokens: u64,
+    /// Sequences that left while their blocks were being filled, which are held until that ends.
+    pub abandoned_loads: usize,
     /// Preemptions so far, those that came with another one included.
     pub preemptions: u64,
     /// Blocks copied because others shared them.
@@ -74,20 +78,22 @@ impl KVCacheManager {
             steps_in_flight: self.steps.in_flight().len(),
             announced_blocks: self.announced.len(),
             deferred_frees: self.steps.all().map(|step| step.frees.ids().len()).sum(),
+            abandoned_loads: self.abandoned_loads.len(),
             min_cacheable_tokens: self.block_size + 1,
             ..self.stats
         }
     }
 
     /// How many references of the pool's count of each block are this manager's: one per table
-    /// entry and one per deferred free.
+    /// entry, one per deferred free and one per block of an abandoned load.
     pub fn references(&self) -> BTreeMap<BlockId, u32> {
         let tables = self.sequences.iter().flat_map(|(_, sequence)| {
             (0..sequence.table.num_groups()).flat_map(|group| sequence.table.ids(group))
         });
         let deferred = self.steps.all().flat_map(|step| step.frees.ids());
         let mut references = BTreeMap::new();
-        for &block in tables.chain(deferred) {
+        let abandoned = self.abandoned_loads.values().flatten();
+        for &block in tables.chain(deferred).chain(abandoned) {
             *references.entry(block).or_default() += 1;
         }
         references
@@ -107,6 +113,7 @@ impl KVCacheManager {
     /// - INV-26: a live row of a step is that of an admitted sequence, and the rows of a sequence
     ///   in successive steps join.
     /// - INV-27: where tokens are verified, each settled block has its prefix named.
+    /// - INV-28: blocks that are being filled from outside have no hash and are in no step.
     ///
     /// # Errors
     /// [`InvariantError`] with one entry per violation.
@@ -129,6 +136,11 @@ impl KVCacheManager {
             self.check_announcements(step, &mut report);
             self.check_copies(step, &mut report);
             self.check_live_rows(step, &mut report);
+        }
+        for &block in self.abandoned_loads.values().flatten() {
+            if self.pool.key_of(block).is_some() {
+                report.add(28, format!("block {block} of an abandoned load is hashed"));
+            }
         }
         if report.0.is_empty() {
             return Ok(());
@@ -204,6 +216,27 @@ impl KVCacheManager {
             report.add(27, format!("{handle:?}: {named} settled, {names} named"));
         }
         self.check_joined(handle, sequence, report);
+        self.check_loading(handle, sequence, report);
+    }
+
+    /// INV-28.
+    fn check_loading(&self, handle: SeqHandle, sequence: &Sequence, report: &mut Report) {
+        let Some(load) = sequence.loading else { return };
+        let end = (sequence.computed + load.tokens).div_ceil(self.block_size) as usize;
+        let ids = (0..sequence.table.num_groups()).flat_map(|group| {
+            let ids = sequence.table.ids(group);
+            &ids[(sequence.settled as usize).min(end)..end.min(ids.len())]
+        });
+        let hashed = ids.filter(|&&block| self.pool.key_of(block).is_some());
+        let (hashed, scheduled) = (hashed.count(), sequence.scheduled != sequence.computed);
+        if hashed != 0 || scheduled || sequence.row.is_none() || end > sequence.table.len() {
+            report.add(
+                28,
+                format!(
+                    "{handle:?} loads {load:?}: {hashed} blocks hashed, scheduled: {scheduled}"
+                ),
+            );
+        }
     }
 
     /// INV-26, from the sequence's side.

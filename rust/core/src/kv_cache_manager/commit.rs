@@ -212,7 +212,7 @@ impl KVCacheManager {
     }
 
     /// Makes the sequence's full and computed blocks hit-able.
-    fn publish_full(&mut self, handle: SeqHandle) -> Result<(), ManagerError> {
+    pub(super) fn publish_full(&mut self, handle: SeqHandle) -> Result<(), ManagerError> {
         let verifies = self.verifies();
         let Some(hasher) = &self.hasher else {
             return Ok(());

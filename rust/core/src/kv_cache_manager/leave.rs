@@ -10,6 +10,8 @@ impl KVCacheManager {
     /// Takes the sequence's row and all its blocks, leaves before roots; its tokens stay, so that it
     /// can be admitted again. It is taken out of the open step. Blocks that a step in flight may
     /// touch become free when that step is over, and what it samples for the sequence is ignored.
+    /// Blocks that are being filled from outside become free with
+    /// [`finish_load`](Self::finish_load).
     ///
     /// Returns the sequences that were preempted with it, because they had been admitted onto
     /// blocks that the sequence was to fill in the open step.
@@ -27,7 +29,8 @@ impl KVCacheManager {
     }
 
     /// Ends a sequence in whatever state it is. Its blocks become free, leaves before roots; those
-    /// that a step in flight may touch, when that step is over. The handle is invalid from now on.
+    /// that a step in flight may touch, when that step is over, and those that are being filled from
+    /// outside, with [`finish_load`](Self::finish_load), the only call that still takes the handle.
     ///
     /// Returns the sequences that were preempted, as for [`preempt`](Self::preempt).
     ///
@@ -130,6 +133,7 @@ impl KVCacheManager {
                 self.publish_announced(position, handle)?;
             }
         }
+        self.abandon_load(handle)?;
         let ids = &mut self.scratch.ids;
         ids.clear();
         let sequence = self.sequences.get_mut(handle)?;

@@ -12,11 +12,13 @@ impl KVCacheManager {
     /// [push](Self::push_token) its own. That works also if the token completed the sequence.
     ///
     /// # Errors
-    /// [`ManagerError::NoFreeRow`], [`ManagerError::NotAdmitted`] and, while an uncommitted step has
-    /// the sequence, [`ManagerError::InUncommittedStep`]. Nothing has changed then.
+    /// [`ManagerError::NoFreeRow`], [`ManagerError::NotAdmitted`], [`ManagerError::Loading`] and,
+    /// while an uncommitted step has the sequence, [`ManagerError::InUncommittedStep`]. Nothing has
+    /// changed then.
     pub fn fork(&mut self, handle: SeqHandle, n: u32) -> Result<Vec<SeqHandle>, ManagerError> {
         let slot = self.admitted(handle)?.1;
         self.check_idle(handle, slot)?;
+        self.check_loaded(handle)?;
         self.rows.check_free(n)?;
         let mut children = Vec::with_capacity(n as usize);
         for _ in 0..n {
@@ -59,9 +61,9 @@ impl KVCacheManager {
     /// loses its last token can go on.
     ///
     /// # Errors
-    /// [`ManagerError::InvalidRequest`] unless `len` is 1 to the number of tokens and, while an
-    /// uncommitted step has the sequence, [`ManagerError::InUncommittedStep`]. Nothing has changed
-    /// then.
+    /// [`ManagerError::InvalidRequest`] unless `len` is 1 to the number of tokens,
+    /// [`ManagerError::Loading`] and, while an uncommitted step has the sequence,
+    /// [`ManagerError::InUncommittedStep`]. Nothing has changed then.
     pub fn truncate(&mut self, handle: SeqHandle, len: u32) -> Result<(), ManagerError> {
         let sequence = self.sequences.get(handle)?;
         if len == 0 || len > sequence.len() {
@@ -74,6 +76,7 @@ impl KVCacheManager {
         }
         if let Some(slot) = sequence.row {
             self.check_idle(handle, slot)?;
+            self.check_loaded(handle)?;
         }
         if len == sequence.len() {
             return Ok(());

@@ -42,7 +42,7 @@ impl KVCacheManager {
     /// [`ManagerError::OutOfBlocks`] and [`ManagerError::CanNeverFit`] for want of blocks;
     /// [`ManagerError::BudgetExceeded`], [`ManagerError::TooLong`],
     /// [`ManagerError::AlreadyScheduled`], [`ManagerError::AlreadyFinished`],
-    /// [`ManagerError::NotAdmitted`], [`ManagerError::DraftInFlight`] and
+    /// [`ManagerError::NotAdmitted`], [`ManagerError::Loading`], [`ManagerError::DraftInFlight`] and
     /// [`ManagerError::DraftMismatch`] for calls that make no sense. Nothing has changed then.
     pub fn append(
         &mut self,
@@ -171,6 +171,7 @@ impl KVCacheManager {
                 step: open.id,
             });
         }
+        self.check_loaded(handle)?;
         if sequence.uncertain {
             return Err(ManagerError::DraftInFlight { handle: raw });
         }

@@ -28,6 +28,7 @@ impl Engine {
                 );
             }
         }
+        self.check_loads();
         let stats = self.manager.stats();
         self.coverage.deferred_frees += stats.deferred_frees as u64;
         for handle in self.open_handles() {

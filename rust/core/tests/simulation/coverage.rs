@@ -19,10 +19,13 @@ pub struct Coverage {
     pub collisions: u64,
     pub orphans: u64,
     pub idle_checks: u64,
+    pub loads: u64,
+    pub short_loads: u64,
+    pub abandoned_loads: u64,
 }
 
 impl Coverage {
-    pub fn counts(&self) -> [(&'static str, u64); 15] {
+    pub fn counts(&self) -> [(&'static str, u64); 18] {
         [
             ("a step", self.steps),
             ("a failed step", self.failed_steps),
@@ -45,6 +48,9 @@ impl Coverage {
             ("a duplicate block", self.duplicates),
             ("an eviction", self.evictions),
             ("a check of all contents", self.idle_checks),
+            ("a load", self.loads),
+            ("a load that brought too little", self.short_loads),
+            ("a load for a sequence that left", self.abandoned_loads),
         ]
     }
 
@@ -66,5 +72,8 @@ impl Coverage {
         self.collisions += other.collisions;
         self.orphans += other.orphans;
         self.idle_checks += other.idle_checks;
+        self.loads += other.loads;
+        self.short_loads += other.short_loads;
+        self.abandoned_loads += other.abandoned_loads;
     }
 }

@@ -8,6 +8,7 @@ use looseleaf::{
 };
 
 use super::launch::{Context, Launch, Row};
+use super::loads::PendingLoad;
 use super::{Arrays, Cell, Coverage, Memory, Mirror, Setup, next_token};
 
 #[derive(Debug)]
@@ -23,6 +24,7 @@ pub struct Engine {
     /// Taken in turn, as an engine with two steps in flight would.
     arrays: [Arrays; 2],
     pub(super) launches: VecDeque<Launch>,
+    pub loads: Vec<PendingLoad>,
     /// Of the sequences that were appended to one by one in the open step.
     pub(super) drafts: BTreeMap<SeqHandle, Vec<u32>>,
 }
@@ -45,6 +47,7 @@ impl Engine {
             memory: Arc::clone(memory),
             arrays,
             launches: VecDeque::new(),
+            loads: Vec::new(),
             drafts: BTreeMap::new(),
         }
     }

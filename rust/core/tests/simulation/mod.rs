@@ -12,6 +12,7 @@ mod coverage;
 mod departures;
 mod engine;
 mod launch;
+mod loads;
 mod memory;
 mod mirror;
 
