@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from engine.made_up_tokenizers import ByteTokenizer, LetterTokenizer
 from looseleaf.engine.prompts import TokenPrompt, listed, rendered, tokenized
@@ -38,6 +39,7 @@ def test_one_prompt_alone_becomes_a_list_of_one(prompts, count):
         ({"prompt_token_ids": [5], "prompt": "shown", "cache_salt": "s"}, TokenPrompt([5], "shown", "s")),
         ([7, 8], TokenPrompt([7, 8])),
         ({"prompt_token_ids": np.array([5, 6])}, TokenPrompt([5, 6])),
+        ({"prompt_token_ids": torch.tensor([5, 6])}, TokenPrompt([5, 6])),
     ],
 )
 def test_every_form_becomes_token_ids(prompt, expected):
@@ -55,6 +57,11 @@ def test_every_form_becomes_token_ids(prompt, expected):
         ({"prompt_token_ids": [1.0]}, "prompt_token_ids must be a list of integers"),
         ({"prompt_token_ids": [True]}, r"prompt_token_ids must be a list of integers, found \[True\]"),
         ({"prompt_token_ids": b"ab"}, "prompt_token_ids must be a list of integers, found b'ab'"),
+        ({"prompt_token_ids": np.array([True])}, "prompt_token_ids must be a list of integers, found array"),
+        ({"prompt_token_ids": torch.tensor([True])}, "prompt_token_ids must be a list of integers"),
+        ({"prompt_token_ids": {5, 6}}, r"prompt_token_ids must be a list of integers, found \{5, 6\}"),
+        ({"prompt_token_ids": {5: 6}}, r"prompt_token_ids must be a list of integers, found \{5: 6\}"),
+        ({5, 6}, r"a prompt must be text, token ids or a dictionary, found \{5, 6\}"),
         ([3, False], r"prompt_token_ids must be a list of integers, found \[3, False\]"),
         (None, "a prompt must be text, token ids or a dictionary, found None"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt must be a non-empty string"),

@@ -44,6 +44,7 @@ def test_the_defaults_are_vllms():
         ("stop", [""]),
         ("stop", 7),
         ("stop", ["a", 1]),
+        ("stop", "\ud800"),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),
         ("stop_token_ids", 3),

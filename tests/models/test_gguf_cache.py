@@ -133,9 +133,14 @@ def test_of_many_who_ask_at_once_one_converts(tiny: Path, conversions: list[Path
     assert load_model(str(tiny)).num_layers == LAYERS
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda whole: whole[:20], lambda whole: whole[:-1], lambda whole: b"not a model"]
-)
+def test_a_file_of_another_kind_is_refused_before_anything_is_written(tiny: Path) -> None:
+    tiny.write_bytes(b"not a model")
+    with pytest.raises(ModelLoadError, match=f"cannot load {tiny}: no GGUF file, it begins with b'not '"):
+        load_model(str(tiny))
+    assert not cache_root().exists()
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:20], lambda whole: whole[:-1]])
 def test_a_damaged_file_is_refused_and_leaves_nothing_behind(
     damage: Callable[[bytes], bytes], tiny: Path
 ) -> None:

@@ -37,6 +37,7 @@ def refusal(model: Path | str) -> str:
 
 def test_a_name_that_is_no_path_is_not_looked_up_anywhere() -> None:
     assert refusal("gpt2").startswith("no model at gpt2: give a folder")
+    assert refusal("a" * 5000).endswith("aaa: File name too long")
 
 
 def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path) -> None:
@@ -82,10 +83,10 @@ def test_an_architecture_that_transformers_does_not_know_is_named(llama: Path) -
         load_model(str(llama))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", ""])
-def test_a_broken_configuration_is_named(text: str, llama: Path) -> None:
+@pytest.mark.parametrize(("text", "reason"), [("{", ""), ("[]", "it holds no object in braces"), ("", "")])
+def test_a_broken_configuration_is_named(text: str, reason: str, llama: Path) -> None:
     (llama / "config.json").write_text(text)
-    assert f"{llama / 'config.json'} is not a model's configuration" in refusal(llama)
+    assert f"{llama / 'config.json'} is not a model's configuration: {reason}" in refusal(llama)
 
 
 def test_a_configuration_that_contradicts_itself_is_named(llama: Path) -> None:

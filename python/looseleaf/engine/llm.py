@@ -126,7 +126,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False, and nothing is forgotten, while requests hold some."""
-        return self.llm_engine.reset_prefix_cache()
+        with self._one_user.call():
+            return self.llm_engine.reset_prefix_cache()
 
     def generate(
         self,

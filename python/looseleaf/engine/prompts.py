@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -186,8 +186,8 @@ def _check_message(name: str, message: object) -> None:
 
 
 def _items(value: Any) -> list[Any] | None:
-    """The items of a list, an array or the like; None where there are none to take one by one."""
-    if isinstance(value, str | bytes | bytearray):
+    """The items of a list, an array or the like; None where there are none to take one by one, in order."""
+    if isinstance(value, str | bytes | bytearray | Set | Mapping):
         return None
     try:
         return list(value)
@@ -201,7 +201,9 @@ def _integers(token_ids: Iterable[Any]) -> list[int]:
         ids = [operator.index(token) for token in items or ()]
     except TypeError:
         items = None
-    if items is None or bool in map(type, items):  # True would pass as token 1
+    # True would pass as token 1, and so would an item of a tensor of truths.
+    truths = "bool" in str(getattr(token_ids, "dtype", "")) or bool in map(type, items or ())
+    if items is None or truths:
         raise RequestError(f"prompt_token_ids must be a list of integers, found {shown(token_ids)}")
     if (lowest := min(ids, default=0)) < 0:
         raise RequestError(f"prompt_token_ids must be from 0 up, found {shown(lowest)}")

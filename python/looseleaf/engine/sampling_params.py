@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any, NoReturn
 
 from looseleaf.engine.bounds import bounded_integer, shown
+from looseleaf.engine.prompts import refuse_surrogates
 from looseleaf.errors import RequestError, UnsupportedError
 
 # Below this a temperature divides logits by so little that sampling is greedy in all but cost.
@@ -238,6 +239,8 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         raise RequestError(f"stop must be a string or a list of strings, found {shown(stop)}")
     if "" in strings:
         raise RequestError("stop must not contain the empty string, which every text contains")
+    for text in strings:
+        refuse_surrogates("stop", text)
     return tuple(strings)
 
 

@@ -52,6 +52,9 @@ def converted_folder(gguf: Path, dtype: str) -> Path:
     root = cache_root() / "gguf"
     try:
         with gguf.open("rb") as file:
+            if (magic := file.read(4)) != b"GGUF":
+                raise ModelLoadError(f"cannot load {gguf}: no GGUF file, it begins with {magic!r}")
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         folder = root / f"{digest}-{dtype}"
         if folder.is_dir():

@@ -76,9 +76,11 @@ def _read_config(folder: Path) -> PretrainedConfig:
     path = folder / "config.json"
     try:
         stored: Any = json.loads(path.read_text(encoding="utf-8"))
-        model_type = stored.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} is not a model's configuration: {error}") from error
+    if not isinstance(stored, dict):
+        raise ModelLoadError(f"{path} is not a model's configuration: it holds no object in braces")
+    model_type = stored.get("model_type")
     if model_type not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"{path} has model_type {model_type!r}, unknown to transformers {transformers.__version__}; code "

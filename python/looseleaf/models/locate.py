@@ -46,6 +46,12 @@ def locate_model(model: str) -> ModelSource:
     if model == BUILT_IN_NAME:
         return ModelSource(BUILT_IN_NAME, _built_in_gguf(), is_gguf=True)
     path = Path(model).expanduser()
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass  # said below
+    except OSError as error:
+        raise ModelLoadError(f"cannot look for a model at {path}: {error.strerror}") from error
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelLoadError(f"{path} is not a .gguf file; give the folder that holds its config.json")
