@@ -150,7 +150,7 @@ def test_a_store_or_load_that_fails_means_computing_again(failing, polls, cachin
         assert stats.num_recomputed_tokens > 0
 
 
-@pytest.mark.parametrize("call", ["store", "load"])
+@pytest.mark.parametrize("call", ["store", "load", "poll"])
 def test_a_tier_that_raises_harms_nobody(call, caplog):
     class Broken(HostTier):
         pass

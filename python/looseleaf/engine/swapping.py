@@ -13,6 +13,7 @@ copy that fails, or of which nobody says in time that it has ended, means that t
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -262,11 +263,16 @@ class Swapping:
     def _poll(self, wait_seconds: float = 0.0) -> None:
         tier = self._tier
         assert tier is not None, "copies go on"
-        for ended in tier.poll(wait_seconds):
+        now = self._clock()
+        try:
+            all_ended = tier.poll(wait_seconds)
+        except Exception as error:  # as in _begun; nobody will say any more what has ended
+            logger.warning("%d copies are given up: %r", len(self._copies), error)
+            all_ended, now = [], math.inf
+        for ended in all_ended:
             # One that was given up is not there any more.
             if copy := self._copies.pop(ended.job, None):
                 self._end(copy, succeeded=ended.succeeded, seconds=ended.seconds)
-        now = self._clock()
         for job in [job for job, copy in self._copies.items() if copy.deadline <= now]:
             tier.cancel(job)
             self._end(self._copies.pop(job), succeeded=False)
