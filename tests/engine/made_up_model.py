@@ -144,6 +144,7 @@ def made_up_engine(
     max_model_len: int = 64,
     tokenizer: Tokenizer | None = None,
     tier: Callable[[torch.Tensor], Tier] | None = None,
+    clock: Callable[[], float] | None = None,
     **options: object,
 ) -> tuple[LLMEngine, MadeUpModel]:
     """An engine over ``num_blocks`` blocks with the null block; ``options`` are fields of EngineConfig.
@@ -156,7 +157,7 @@ def made_up_engine(
     layer = LayerSpec(kv_heads=1, head_size_k=8, dtype="float32")
     group = GroupSpec([layer], block_size=block_size)
     below = tier(torch.from_numpy(memory.slots)) if tier else None
-    engine = LLMEngine(config, model, memory, group, num_blocks, tokenizer, below)
+    engine = LLMEngine(config, model, memory, group, num_blocks, tokenizer, below, clock)
     engine.swapping.cost = AlwaysCopy()
     return engine, model
 

@@ -1,8 +1,8 @@
 """Whatever the scheduler does, every request writes what it would have written alone.
 
 Hypothesis draws arrivals, lengths, budgets, pool sizes, block sizes, thresholds, policies, priorities,
-watermarks, salts, aborts, failing steps, and tiers with slow or failing copies. The oracle computes each text
-from its tokens, without engine, pool or cache.
+watermarks, salts, aborts between steps and within them, timeouts, failing steps, and tiers with slow or
+failing copies. The oracle computes each text from its tokens, without engine, pool or cache.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from engine.made_up_model import (
 )
 from engine.slow_tier import SlowTier
 from looseleaf import RequestOutput, SamplingParams
+from looseleaf.engine.batch import StepBatch
 from looseleaf.engine.config import SCHEDULING_POLICIES
 from looseleaf.engine.engine import LLMEngine
 from looseleaf.engine.prompts import TokenPrompt
@@ -36,12 +37,17 @@ TOKENS = st.integers(0, VOCAB_SIZE - 1)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, when it comes, and when it is aborted if it is."""
+    """A request, when it comes, and when it is aborted if it is, before a step or while that runs.
+
+    A step takes a second of the timeout.
+    """
 
     step: int
     prompt: TokenPrompt
     params: SamplingParams
     abort_at: int | None
+    abort_within: bool
+    timeout: int | None
     priority: int
 
 
@@ -77,6 +83,8 @@ def arrivals(draw: st.DrawFn, trunk: list[int]) -> Arrival:
         prompt=TokenPrompt(trunk[:shared] + own, cache_salt=salt),
         params=params,
         abort_at=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 25))),
+        abort_within=draw(st.booleans()),
+        timeout=draw(st.one_of(*[st.none()] * 6, st.integers(1, 25))),
         priority=draw(st.integers(-2, 2)),
     )
 
@@ -118,22 +126,44 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 def run(workload: Workload) -> tuple[LLMEngine, dict[str, RequestOutput]]:
     """Play a workload with the books checked after every step; returns the last output of every request."""
-    engine, model = made_up_engine(max_model_len=MAX_MODEL_LEN, **workload.options)
+    step = 0
+    engine, model = made_up_engine(max_model_len=MAX_MODEL_LEN, clock=lambda: float(step), **workload.options)
     model.errors = {number: RuntimeError("planted") for number in workload.failing_passes}
     outputs: dict[str, RequestOutput] = {}
     streamed: dict[str, list[int]] = {}
-    step = 0
+
+    def take(taken: list[RequestOutput]) -> None:
+        for output in taken:
+            assert output.request_id not in outputs or not outputs[output.request_id].finished
+            streamed.setdefault(output.request_id, []).extend(output.outputs[0].token_ids)
+            outputs[output.request_id] = output
+
+    def abort(*, within: bool) -> None:
+        for index, arrival in enumerate(workload.arrivals):
+            if arrival.abort_at == step and arrival.abort_within == within:
+                take(engine.abort_request([str(index)]))
+
+    forward = model.forward
+
+    def interrupted(batch: StepBatch) -> torch.Tensor:
+        try:
+            return forward(batch)
+        finally:
+            abort(within=True)
+
+    model.forward = interrupted  # type: ignore[method-assign]
     while step < 7 or engine.has_unfinished_requests():
         for index, arrival in enumerate(workload.arrivals):
             if arrival.step == step:
-                engine.add_request(str(index), arrival.prompt, arrival.params, priority=arrival.priority)
-            if arrival.abort_at == step:
-                for output in engine.abort_request([str(index)]):
-                    streamed.setdefault(str(index), []).extend(output.outputs[0].token_ids)
-                    outputs[str(index)] = output
-        for output in engine.step():
-            streamed.setdefault(output.request_id, []).extend(output.outputs[0].token_ids)
-            outputs[output.request_id] = output
+                engine.add_request(
+                    str(index),
+                    arrival.prompt,
+                    arrival.params,
+                    priority=arrival.priority,
+                    timeout=arrival.timeout,
+                )
+        abort(within=False)
+        take(engine.step())
         engine.manager.check_invariants()
         step += 1
         assert step < 2000, "the workload does not come to an end"
@@ -172,6 +202,7 @@ def test_every_request_writes_what_it_would_write_alone(workload):
         arrival = workload.arrivals[index]
         if arrival.abort_at is not None and arrival.abort_at < arrival.step:
             arrival = replace(arrival, abort_at=None)
+        event(f"ended by: {outputs[str(index)].outputs[0].finish_reason}")
         if arrival.params.temperature:
             tokens, finish_reason, stop_reason = alone(arrival, before)
         else:
@@ -186,6 +217,8 @@ def test_every_request_writes_what_it_would_write_alone(workload):
             assert workload.failing_passes
         elif completion.finish_reason == "abort":
             assert arrival.abort_at is not None
+        elif completion.finish_reason == "timeout":
+            assert arrival.timeout is not None
         else:
             assert completion.finish_reason == finish_reason
             assert completion.stop_reason == stop_reason
@@ -199,7 +232,12 @@ def test_every_request_writes_what_it_would_write_alone(workload):
 def test_no_salt_sees_the_blocks_of_another(workload):
     """Each request has a salt of its own, so none may find anything cached, and all texts stay the same."""
     salted = [
-        replace(arrival, prompt=replace(arrival.prompt, cache_salt=f"salt {index}"), abort_at=None)
+        replace(
+            arrival,
+            prompt=replace(arrival.prompt, cache_salt=f"salt {index}"),
+            abort_at=None,
+            timeout=None,
+        )
         for index, arrival in enumerate(workload.arrivals)
     ]
     engine, outputs = run(replace(workload, arrivals=salted, failing_passes=frozenset()))

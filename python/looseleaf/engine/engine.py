@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from looseleaf.engine.model_runner import BlockStore, CausalModel, ModelRunner
 from looseleaf.engine.outputs import RequestOutput
 from looseleaf.engine.prompts import TokenPrompt
 from looseleaf.engine.random_stream import derived_seed
-from looseleaf.engine.request import Request, check_priority
+from looseleaf.engine.request import Request, check_priority, check_timeout
 from looseleaf.engine.sampler import Sampled, Sampler
 from looseleaf.engine.samples import SampleGroup
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -50,6 +51,7 @@ class LLMEngine:
         num_blocks: blocks of the pool, the null block included.
         tokenizer: None if all prompts are token ids and nobody wants text.
         tier: where blocks of preempted requests go; by default they are computed again.
+        clock: seconds that never go back; ``time.monotonic`` by default.
 
     Attributes:
         pool: the blocks.
@@ -70,6 +72,7 @@ class LLMEngine:
         num_blocks: int,
         tokenizer: Tokenizer | None = None,
         tier: Tier | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.limits = config.limits(model.max_model_len)
         self.pool = BlockPool(num_blocks)
@@ -106,8 +109,11 @@ class LLMEngine:
         # Requests that are looked at whenever they get a token: they stream, or have stop strings.
         self._watched: dict[int, Request] = {}
         self._token_of_row = np.full(self.limits.max_num_seqs, -1, np.int32)
+        self._clock = time.monotonic if clock is None else clock
+        # When requests must have ended, the earliest first, each with its samples; some have ended since.
+        self._deadlines: list[tuple[float, int, list[Request]]] = []
         self._hit_rate = HitRate()
-        self._log = PeriodicLog(self.stats, time.monotonic())
+        self._log = PeriodicLog(self.stats, self._clock())
 
     def check(self, prompt: TokenPrompt, params: SamplingParams) -> None:
         """Refuse what could not be served; nothing is changed.
@@ -148,7 +154,13 @@ class LLMEngine:
             )
 
     def add_request(
-        self, request_id: str, prompt: TokenPrompt, params: SamplingParams, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: TokenPrompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> None:
         """Queue a request.
 
@@ -157,17 +169,20 @@ class LLMEngine:
             prompt: token ids, the text they were made of, and a salt.
             params: how to sample.
             priority: smaller numbers come first, under the policy ``priority``.
+            timeout: seconds from now after which the request is ended, waiting or running, with the reason
+                ``timeout`` and what it has written; looked at before each step. vLLM has no such argument.
 
         Raises:
-            RequestError: the name is taken, the priority is not an integer, or :meth:`check` refuses the
-                request.
+            RequestError: the name is taken, the priority is not an integer, the timeout is not a number above
+                0, or :meth:`check` refuses the request.
         """
         if request_id in self._requests:
             raise RequestError(f"request_id {request_id!r} belongs to a request that has not ended")
         check_priority(priority)
+        check_timeout(timeout)
         self.check(prompt, params)
         if not self._requests:
-            self._log.restart(time.monotonic())
+            self._log.restart(self._clock())
         room = self.limits.max_model_len - len(prompt.token_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         handle = self.manager.open(
@@ -200,6 +215,8 @@ class LLMEngine:
             self._num_added += 1
         samples[0].siblings = samples[1:]
         self._requests[request_id] = samples
+        if timeout is not None:
+            heapq.heappush(self._deadlines, (self._clock() + timeout, self._num_added, samples))
         self._note(samples[0])
         self._scheduler.add(samples[0])
 
@@ -229,7 +246,10 @@ class LLMEngine:
         )
 
     def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """End requests in whatever state they are; ids that name none are passed over.
+        """End requests in whatever state they are; ids that name none, or none any more, are passed over.
+
+        May be called while a step runs, from within the model; blocks that the step writes to come back with
+        its end, all others at once.
 
         Returns:
             the last output of each request that was ended, with what it had written.
@@ -237,9 +257,8 @@ class LLMEngine:
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         outputs = []
         for name in ids:
-            # The first of them ends those that have not forked off yet.
-            while samples := self._requests.get(name):
-                outputs += self._end(samples[0], Ending("abort"))
+            if (samples := self._requests.get(name)) is not None:
+                outputs += self._end_all(samples, Ending("abort"))
         return outputs
 
     def has_unfinished_requests(self) -> bool:
@@ -254,6 +273,7 @@ class LLMEngine:
         """Compute one step.
 
         An exception in the model ends the requests of the step with the reason ``error``; the others go on.
+        Requests whose time is up are ended before it.
 
         Returns:
             an output for each request that ended, and for each one that streams and got a token.
@@ -264,10 +284,12 @@ class LLMEngine:
         if not self._requests:
             self.swapping.landed()
             return []
+        outputs = self._end_overdue()
+        if not self._requests:
+            return outputs
         schedule = self._scheduler.schedule()
         for request in schedule.forked:
             self._note(request)
-        outputs = []
         for request, reason in schedule.failed:
             outputs += self._end(request, Ending("error", error=reason))
         self._seat(schedule)
@@ -276,7 +298,7 @@ class LLMEngine:
         elif self.swapping.busy:
             self.swapping.wait()
         self._log.report(
-            time.monotonic(),
+            self._clock(),
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
             usage=self._blocks_in_use() / self.pool.num_usable,
@@ -365,7 +387,8 @@ class LLMEngine:
 
     def _fail(self, step: StepInfo, error: BaseException) -> list[RequestOutput]:
         """End the requests of a step that did not happen."""
-        affected = [self._by_handle[handle] for handle in self.manager.fail_step(step.step)]
+        handles = self.manager.fail_step(step.step)
+        affected = [self._by_handle[handle] for handle in handles if handle in self._by_handle]
         logger.error("A step failed and ends its %d requests", len(affected), exc_info=error)
         ending = Ending("error", error=f"the step failed: {type(error).__name__}: {error}")
         return [output for request in affected for output in self._end(request, ending)]
@@ -374,7 +397,8 @@ class LLMEngine:
         rows = self._buffers.sample_rows(step)
         outputs = []
         for row in rows[sampled.broken]:
-            if (request := self._by_row[row]) is not None:
+            request = self._by_row[row]
+            if request is not None and request.handle in self._by_handle:  # not aborted meanwhile
                 outputs += self._end(request, Ending("error", error=_NOT_NUMBERS))
         grown = self._watched_tokens(rows, sampled)
         finished = {row.handle: row.reason for row in self.manager.commit_step(step.step, sampled.token_ids)}
@@ -415,6 +439,21 @@ class LLMEngine:
         if reason == "eos":
             return Ending("stop", by_token=True)
         return Ending("stop", stop_reason=self.manager.tokens(request.handle)[-1], by_token=True)
+
+    def _end_overdue(self) -> list[RequestOutput]:
+        """End the requests whose time is up."""
+        outputs: list[RequestOutput] = []
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            _, _, samples = heapq.heappop(self._deadlines)
+            outputs += self._end_all(samples, Ending("timeout"))
+        return outputs
+
+    def _end_all(self, samples: list[Request], ending: Ending) -> list[RequestOutput]:
+        """End what has not ended of a request."""
+        outputs = []
+        while samples:  # the first of them ends those that have not forked off yet
+            outputs += self._end(samples[0], ending)
+        return outputs
 
     def _end(self, request: Request, ending: Ending) -> list[RequestOutput]:
         """End a request, and samples that were to fork off from it."""

@@ -19,14 +19,15 @@ from looseleaf.engine.interrupts import DeferredInterrupt
 from looseleaf.engine.one_user import OneUser
 from looseleaf.engine.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from looseleaf.engine.prompts import Prompt, TokenPrompt, conversations, listed, rendered, tokenized
-from looseleaf.engine.request import listed_priorities
+from looseleaf.engine.request import listed_priorities, listed_timeouts
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams, one_for_each
 from looseleaf.engine.startup import start_engine
 from looseleaf.engine.vllm_arguments import accept_vllm_arguments
-from looseleaf.errors import InvalidConfigError, RequestError
+from looseleaf.errors import EngineError, InvalidConfigError, RequestError
 
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Timeout = float | Sequence[float | None] | None
 
 
 class LLM:
@@ -136,6 +137,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        timeout: Timeout = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -145,6 +147,8 @@ class LLM:
             sampling_params: for all prompts, or one for each.
             use_tqdm: show a progress bar, on a terminal only.
             priority: one for each prompt, smaller numbers first; looked at under the policy ``priority``.
+            timeout: seconds from now after which a prompt ends with what it has written and the reason
+                ``timeout``, waiting for its turn included; for all prompts, or one for each.
 
         Returns:
             one output for each prompt, in the order of the prompts.
@@ -157,6 +161,7 @@ class LLM:
         with self._one_user.call():
             requests = self._paired(listed(prompts), sampling_params)
             priorities = listed_priorities(priority, len(requests))
+            timeouts = listed_timeouts(timeout, len(requests))
             finals = [
                 (prompt, replace(params, output_kind=RequestOutputKind.FINAL_ONLY))
                 for prompt, params in requests
@@ -164,7 +169,7 @@ class LLM:
             outputs: list[RequestOutput | None] = [None] * len(requests)
             with (
                 _progress_bar(len(requests), shown=use_tqdm) as bar,
-                closing(self._run(finals, priorities)) as run,
+                closing(self._run(finals, timeouts, priorities)) as run,
             ):
                 for output in run:
                     outputs[output.prompt_index] = output
@@ -183,6 +188,7 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
+        timeout: Timeout = None,
     ) -> list[RequestOutput]:
         """Answer conversations through the model's chat template.
 
@@ -196,6 +202,7 @@ class LLM:
             tools: described to the model, if its template does.
             chat_template_kwargs: further arguments of the template.
             cache_salt: only conversations with the same salt share cached blocks.
+            timeout: as in :meth:`generate`.
 
         Returns:
             one output for each conversation.
@@ -214,7 +221,7 @@ class LLM:
                         **(chat_template_kwargs or {}),
                     )
                 prompts.append(prompt if cache_salt is None else prompt | {"cache_salt": cache_salt})
-            return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+            return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, timeout=timeout)
 
     def chat_prompt(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **template_arguments: Any
@@ -228,7 +235,11 @@ class LLM:
         )
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        timeout: Timeout = None,
     ) -> Generator[RequestOutput, None, None]:
         """Complete prompts and yield outputs while they grow; ``prompt_index`` says which prompt is meant.
 
@@ -239,9 +250,24 @@ class LLM:
         Args:
             prompts: as in :meth:`generate`.
             sampling_params: as in :meth:`generate`.
+            timeout: as in :meth:`generate`, from the first output that is asked for.
         """
         with self._one_user.call():
-            return self._run(self._paired(listed(prompts), sampling_params))
+            requests = self._paired(listed(prompts), sampling_params)
+            return self._run(requests, listed_timeouts(timeout, len(requests)))
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests of calls and streams that go on; each gets its last output, with the reason ``abort``.
+
+        May be called at any moment, from within a step and from another thread: while a step runs, or another
+        thread has the LLM, it takes effect when the step is over. Ids that name nothing, or nothing any more,
+        are passed over.
+
+        Args:
+            request_ids: ``request_id`` of outputs.
+        """
+        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        self._one_user.end(object(), names)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
@@ -305,7 +331,10 @@ class LLM:
         return pairs
 
     def _run(
-        self, requests: list[tuple[TokenPrompt, SamplingParams]], priorities: Sequence[int] = ()
+        self,
+        requests: list[tuple[TokenPrompt, SamplingParams]],
+        timeouts: Sequence[float | None],
+        priorities: Sequence[int] = (),
     ) -> Generator[RequestOutput, None, None]:
         """Submit requests and drive the engine until they have ended."""
         call = object()
@@ -316,7 +345,9 @@ class LLM:
                 for index, (prompt, params) in enumerate(requests):
                     name = str(next(self._ids))
                     priority = priorities[index] if priorities else 0
-                    self.llm_engine.add_request(name, prompt, params, priority=priority)
+                    self.llm_engine.add_request(
+                        name, prompt, params, priority=priority, timeout=timeouts[index]
+                    )
                     index_of[name] = index
                     self._boxes[name] = box
             unfinished = len(requests)
@@ -324,6 +355,11 @@ class LLM:
                 if not box:
                     with self._one_user.inside(call):
                         self._deliver(self.llm_engine.step())
+                if not box and not self.llm_engine.has_unfinished_requests():
+                    raise EngineError(
+                        f"{unfinished} requests were ended and their last outputs taken by somebody else: use"
+                        " LLM.abort, which leaves the outputs to the call that waits for them"
+                    )
                 for output in _taken(box, index_of):
                     unfinished -= output.finished
                     yield output
@@ -334,6 +370,8 @@ class LLM:
             raise
         finally:
             self._one_user.end(call, index_of)
+            for name in index_of:
+                self._boxes.pop(name, None)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Put each output where the call that asked for it looks, unless that call has ended."""
@@ -342,9 +380,7 @@ class LLM:
                 box.append(output)
 
     def _abort(self, names: Iterable[str]) -> None:
-        self.llm_engine.abort_request(names)
-        for name in names:
-            self._boxes.pop(name, None)
+        self._deliver(self.llm_engine.abort_request(names))
 
 
 @contextmanager

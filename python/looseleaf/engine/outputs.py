@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
 
 @dataclass(slots=True)
@@ -19,7 +19,8 @@ class CompletionOutput:
         cumulative_logprob: always None; log-probabilities are not computed.
         logprobs: always None.
         finish_reason: None while it runs; ``stop`` (end of text, a stop token or a stop string), ``length``
-            (``max_tokens`` or ``max_model_len`` reached), ``abort``, or ``error``.
+            (``max_tokens`` or ``max_model_len`` reached), ``abort``, ``error``, or, which vLLM does not have,
+            ``timeout``.
         stop_reason: the stop string or the stop token that ended it; None for the end-of-text token.
     """
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
+from typing import Any
 
+from looseleaf.engine.bounds import shown
 from looseleaf.engine.detokenizer import IncrementalDetokenizer
 from looseleaf.engine.samples import SampleGroup
 from looseleaf.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -90,3 +93,33 @@ def listed_priorities(priority: Sequence[int] | None, num_prompts: int) -> list[
     for number in priority:
         check_priority(number)
     return list(priority)
+
+
+def check_timeout(timeout: object) -> None:
+    """Refuse what is neither None nor a number of seconds above 0.
+
+    Raises:
+        RequestError: with what was found.
+    """
+    number: Any = timeout if isinstance(timeout, Real) and not isinstance(timeout, bool) else math.nan
+    if timeout is not None and not 0 < number < math.inf:  # comparisons with nan are false
+        raise RequestError(
+            "timeout must be a finite number of seconds above 0, or None for no limit, found"
+            f" {shown(timeout)}"
+        )
+
+
+def listed_timeouts(timeout: float | Sequence[float | None] | None, num_prompts: int) -> list[float | None]:
+    """One timeout for each prompt of a call: the one for all, or as many as there are prompts.
+
+    Raises:
+        RequestError: there are not as many as prompts, or one is not a number of seconds.
+    """
+    if isinstance(timeout, str) or not isinstance(timeout, Sequence):
+        check_timeout(timeout)
+        return [timeout] * num_prompts
+    if len(timeout) != num_prompts:
+        raise RequestError(f"{num_prompts} prompts need one timeout or as many, found {len(timeout)}")
+    for seconds in timeout:
+        check_timeout(seconds)
+    return list(timeout)
